@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from gvr_topk.distributed.shards import Shards
 from gvr_topk.distributed.topk import check_step
 from gvr_topk.ops import indexer_topk_decode
 from gvr_topk.sampling import Flag, sample
-from gvr_topk.sampling.arguments import SamplingChecks
+from gvr_topk.sampling.arguments import SampleArguments, SamplingChecks, check_sample, fields_of
 from gvr_topk.sampling.arithmetic import MAX_VOCABULARY
 
 CHECKS = SamplingChecks("gvr_topk.sharded_sample")
@@ -73,7 +75,8 @@ def sharded_sample(
     Notes
     -----
     Each rank sends ``8 * (2 + most)`` bytes for each row, once. The noise is that of ``noise="cdf"``, which
-    depends on no number of a token. Nothing is read on the host.
+    depends on no number of a token. Nothing is read on the host. All arguments are checked before anything is
+    sent, but for one limit of a GPU: candidates of all ranks make rows of `sample`, of at most 1,695,744 bytes.
     """
     if not isinstance(shards, Shards):
         raise CHECKS.wrong_type("shards", Shards, shards)
@@ -84,6 +87,17 @@ def sharded_sample(
     if order not in ORDERS:
         raise CHECKS.fail("order", " or ".join(map(repr, ORDERS)), repr(order))
     check_step(CHECKS, step, logits)
+    parameters: dict[str, Any] = {
+        "seeds": seeds,
+        "positions": positions,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+    }
+    if out is None:
+        out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    check_sample(SampleArguments(logits, out, slots=slots, **fields_of(**parameters)))
     shards.check()
     head = shards.header(logits, most, step)
     gathered, agreed = shards.first_exchange(_record(shards, logits, most), head)
@@ -100,31 +114,19 @@ def sharded_sample(
     tokens = candidates >> 32
     of_candidates = candidates.to(torch.int32).contiguous().view(torch.float32)
     flags = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-    at = sample(
-        of_candidates,
-        seeds=seeds,
-        positions=positions,
-        temperature=temperature,
-        top_k=_limited(top_k, most),
-        top_p=top_p,
-        min_p=min_p,
-        slots=slots,
-        order=order,
-        flags=flags,
-    )
+    parameters["top_k"] = _limited(top_k, most, logits.device)
+    at = sample(of_candidates, slots=slots, order=order, flags=flags, **parameters)
     token = tokens.gather(1, at.clamp(min=0)[:, None])[:, 0]
     first = stand_in.amin(0)
     first = torch.where(first < _NO_TOKEN, first, 0)
     token = torch.where(flags & Flag.NO_CANDIDATE != 0, first, token)
-    token = torch.where((at >= 0) & agreed, token, -1)
-    if out is None:
-        return token
-    return out.copy_(token)
+    return out.copy_(torch.where((at >= 0) & agreed, token, -1))
 
 
-def _limited(top_k: int | Tensor, most: int) -> int | Tensor:
+def _limited(top_k: int | Tensor, most: int, device: torch.device) -> int | Tensor:
     """Set a `top_k` that is off or larger to `most`."""
     if isinstance(top_k, Tensor):
+        top_k = top_k.to(device, non_blocking=True)  # from pinned memory, too
         return torch.where((top_k > 0) & (top_k < most), top_k, most)
     return top_k if 0 < top_k < most else most
 

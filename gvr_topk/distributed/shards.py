@@ -13,7 +13,7 @@ from gvr_topk.constants import MAX_ROWS, MAX_WIDTH
 from gvr_topk.contract import DTYPES
 
 MAX_RANKS = (1 << 31) // (2 * MAX_WIDTH)
-"""Most ranks, 512: the positions of a row then fit int32, whatever the ownership."""
+"""Most ranks, 512: all positions of a row then lie below ``2**31 - 2**21``, whatever the ownership."""
 
 TWO_ROUNDS_K = 2048
 """Largest k that two rounds serve with records of the default size."""
@@ -125,7 +125,7 @@ class Shards:
                 raise _disagreement(heads[0], rank, head)
 
     def order(self, local: Tensor) -> Tensor:
-        """Map local positions, int64, to numbers below 2**31 that ascend as positions of the row do."""
+        """Map local positions, int64, to numbers below ``2**31 - 2**21`` that ascend as positions of the row do."""
         if self.interleave == 0:
             return local + self.rank * MAX_WIDTH
         return self.positions(local, None)

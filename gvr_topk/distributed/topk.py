@@ -203,7 +203,8 @@ def _words(shards: Shards, logits: Tensor, best: Tensor) -> Tensor:
     if logits.shape[1] == 0:
         return position
     keys = order_key(logits.gather(1, position.clamp(min=0)))
-    ranked = (keys << _POSITION_BITS) | (_LAST - shards.order(position))
+    # The numbers of `order` are small enough to leave out the largest word, which stands above all scores.
+    ranked = (keys << _POSITION_BITS) | (_LAST - 1 - shards.order(position))
     return torch.where(position >= 0, ranked, position)
 
 

@@ -21,7 +21,6 @@ from gvr_topk.sampling.arguments import (
     LIMIT_WORDS,
     RENORM,
     SAMPLE,
-    SLOT_PARAMETERS,
     TOPK_LOGPROBS,
     ApplyLimitsArguments,
     Flag,
@@ -35,6 +34,7 @@ from gvr_topk.sampling.arguments import (
     check_renorm,
     check_sample,
     check_topk_logprobs,
+    fields_of,
 )
 
 __all__ = ["LIMIT_WORDS", "Flag", "apply_limits_", "renorm", "sample", "topk_logprobs"]
@@ -155,7 +155,7 @@ def sample(
     tensor([[ 1,  2, -1, -1]], dtype=torch.int32)
     """
     SAMPLE.rows(logits)
-    parameters = _given(
+    parameters = fields_of(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seeds=seeds, positions=positions
     )
     arguments = SampleArguments(
@@ -296,19 +296,6 @@ def topk_logprobs(logits: Tensor, n: int, sampled: Tensor) -> TopkLogprobs:
     )
     launch(TopkLogprobsArguments(logits, n, sampled, *results))
     return results
-
-
-def _given(**parameters: Any) -> dict[str, Any]:
-    """Sort parameters into tensors and numbers."""
-    given: dict[str, Any] = {}
-    for name, value in parameters.items():
-        if isinstance(value, Tensor):
-            given[name] = value
-        elif SLOT_PARAMETERS.get(name) == torch.float32:
-            given[f"{name}_value"] = SAMPLE.number(name, value)
-        else:
-            given[f"{name}_value"] = SAMPLE.integer(name, value, -(1 << 63), (1 << 63) - 1)
-    return given
 
 
 def _on_cpu(check: Callable[[Any], None], serve: Callable[[Any], None]) -> Callable[[Any], None]:

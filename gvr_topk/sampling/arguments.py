@@ -190,6 +190,19 @@ APPLY_LIMITS = SamplingChecks("gvr_topk.apply_limits_")
 RENORM = SamplingChecks("gvr_topk.renorm")
 
 
+def fields_of(**parameters: Any) -> dict[str, Any]:
+    """Sort parameters of `sample` into fields for tensors and fields for numbers."""
+    fields: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if isinstance(value, Tensor):
+            fields[name] = value
+        elif SLOT_PARAMETERS.get(name) == torch.float32:
+            fields[f"{name}_value"] = SAMPLE.number(name, value)
+        else:
+            fields[f"{name}_value"] = SAMPLE.integer(name, value, -(1 << 63), (1 << 63) - 1)
+    return fields
+
+
 def check_sample(a: SampleArguments) -> None:
     """Refuse wrong arguments of a call of the sampler."""
     SAMPLE.rows(a.logits)

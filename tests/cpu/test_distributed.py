@@ -330,11 +330,20 @@ WRONG_DRAWS = {
     "order": ({"order": "joint"}, "order: wanted 'vllm' or 'hf' or 'temperature_last', got 'joint'"),
     "step": ({"step": None}, "step: wanted an integer, got None"),
 }
+WRONG_PARAMETERS = {
+    "out": ({"out": torch.zeros(2)}, "out: wanted dtype int64 or int32, got float32"),
+    "slots": ({"slots": LENGTHS[:1]}, "slots: wanted shape [2], got [1]"),
+    "temperature": ({"temperature": "hot"}, "temperature: wanted a number or a tensor, got 'hot'"),
+    "top_k": ({"top_k": 1.5}, "top_k: wanted an integer, got 1.5"),
+    "seeds": ({"seeds": torch.zeros(2)}, "seeds: wanted dtype int64, got float32"),
+    "positions": ({"positions": torch.zeros(1).long()}, "positions: wanted shape [2], got [1]"),
+}
 
 
-@pytest.mark.parametrize("which", WRONG_DRAWS)
+@pytest.mark.parametrize("which", WRONG_DRAWS | WRONG_PARAMETERS)
 def test_wrong_draws(which: str) -> None:
-    wrong, said = WRONG_DRAWS[which]
+    """They are refused before anything is sent; parameters in the words of `sample`."""
+    wrong, said = (WRONG_DRAWS | WRONG_PARAMETERS)[which]
 
     def work(group: dist.ProcessGroup) -> None:
         given = {"logits": ROWS, "most": 4, "shards": Shards(group), "seeds": 1, "positions": 0} | wrong
@@ -342,7 +351,8 @@ def test_wrong_draws(which: str) -> None:
             sharded_sample(**given)
 
     error, _ = shard_ranks.in_threads(2, work)
-    assert isinstance(error, ValueError) and str(error) == f"gvr_topk.sharded_sample: {said}"
+    op = "sample" if which in WRONG_PARAMETERS else "sharded_sample"
+    assert isinstance(error, ValueError) and str(error) == f"gvr_topk.{op}: {said}"
 
 
 def test_ranks_that_disagree_about_draws() -> None:
@@ -377,7 +387,8 @@ def test_ranks_that_hear_of_it_afterwards() -> None:
         shards._late = True
         fine = sharded_topk(ROWS, LENGTHS, 4, shards=shards, step=3)
         shards.check()
-        got = sharded_topk(ROWS, LENGTHS, 4, shards=shards, step=group.rank())
+        # NaN at the first position of all, where the largest word is.
+        got = sharded_topk(ROWS * torch.nan, LENGTHS, 4, shards=shards, step=group.rank())
         late = Shards(group)
         late._late = True
         token = sharded_sample(ROWS, 4, shards=late, seeds=1, positions=0, step=group.rank())
