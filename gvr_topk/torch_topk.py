@@ -3,7 +3,7 @@
 **Which items.** The `k` largest along a dimension, or the `k` smallest. Of equal values those with the
 smallest indices, so the set is unique. Values compare as in `gvr_topk.contract`: ``-0.0`` equals ``+0.0``,
 and every NaN is equal to every other and above ``+inf``. So NaN comes first among the largest and last among
-the smallest, as in torch.
+the smallest.
 
 **In what order.** By value, then by index. `topk` with ``sorted=False`` returns ascending indices.
 
@@ -26,6 +26,12 @@ from gvr_topk.layers import indexer_topk
 
 _TOPK, _KTH_VALUE = Checks("gvr_topk.topk"), Checks("gvr_topk.kth_value")
 _THRESHOLD, _MASK = Checks("gvr_topk.topk_threshold"), Checks("gvr_topk.topk_mask")
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+TOPK_DTYPES = (torch.float64, *DTYPES, *_INTEGERS)
+"""Dtypes of the inputs that these functions select from."""
+
+_DTYPE_NAMES = " or ".join(str(dtype).removeprefix("torch.") for dtype in TOPK_DTYPES)
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
 
@@ -74,7 +80,7 @@ def topk(
 
     Parameters
     ----------
-    input : Tensor, any shape and strides, any real dtype but bool
+    input : Tensor, any shape and strides, of a dtype of `TOPK_DTYPES`
         Without dimensions, it counts as one of one element.
     k : int
         Items, 0 to the size of the dimension.
@@ -106,14 +112,15 @@ def topk(
 
     Notes
     -----
-    The values are those of ``torch.topk``, NaN included. torch says nothing of equal values; here those with
-    the smallest indices are chosen, and smaller indices stand first. The gradient of the values goes to the
-    chosen elements.
+    The values are those of ``torch.topk``, except where that ranks NaN by its sign (see `docs/topk.md`).
+    torch says nothing of equal values; here those with the smallest indices are chosen, and smaller indices
+    stand first. The gradient of the values goes to the chosen elements.
 
     On a GPU nothing is read on the host, so a CUDA graph can capture the call. With ``largest=True`` it
-    launches a fill, the op, a conversion and a gather; if `sorted`, also an elementwise kernel, the sort and
-    two gathers. Rows that do not lie along the last dimension with stride 1 are copied, and so are rows of
-    more than 2**21 elements if there are several. ``torch.func.vmap`` is not supported.
+    launches a fill, the op, a conversion and a gather; if `sorted`, also elementwise kernels that make
+    integers of the values, the sort and two gathers. Rows that do not lie along the last dimension with
+    stride 1 are copied, and so are rows of more than 2**21 elements if there are several.
+    ``torch.func.vmap`` is not supported.
 
     Where a CPU flushes denormals (``torch.set_flush_denormal``), they are sorted as zeros.
 
@@ -126,6 +133,8 @@ def topk(
     largest, sorted = _TOPK.flag("largest", largest), _TOPK.flag("sorted", sorted)
     if index_dtype not in _INDEX_DTYPES:
         raise _TOPK.fail("index_dtype", "torch.int64 or torch.int32", repr(index_dtype))
+    if index_dtype is torch.int32 and rows.shape[dim] > 1 << 31:
+        raise _TOPK.fail("index_dtype", "torch.int64 for more than 2**31 elements", repr(index_dtype))
     chosen = _topk(rows, k, dim, largest, sorted)
     found = TopkResult(chosen.values, chosen.indices.to(index_dtype))
     if input.dim() == 0:
@@ -140,7 +149,7 @@ def kth_value(
 
     Parameters
     ----------
-    input : Tensor, any shape and strides, any real dtype but bool
+    input : Tensor, any shape and strides, of a dtype of `TOPK_DTYPES`
     k : int
         1 to the size of the dimension.
     dim : int or None, default -1
@@ -222,7 +231,7 @@ def topk_mask(
 
     Parameters
     ----------
-    input : Tensor, any shape and strides, any real dtype but bool
+    input : Tensor, any shape and strides, of a dtype of `TOPK_DTYPES`
     k : int
         0 to the size of the dimension.
     dim : int or None, default -1
@@ -263,8 +272,8 @@ def topk_mask(
 def _checked(checks: Checks, input: Tensor, k: int, dim: int | None, *, low: int) -> tuple[Tensor, int, int]:
     """Return the input with a dimension to select along, the number of items, and that dimension."""
     checks.dense("input", input)
-    if input.dtype is torch.bool or input.is_complex():
-        raise checks.fail("input", "a real dtype other than bool", str(input.dtype).removeprefix("torch."))
+    if input.dtype not in TOPK_DTYPES:
+        raise checks.fail("input", f"dtype {_DTYPE_NAMES}", str(input.dtype).removeprefix("torch."))
     if dim is None:
         rows, axis = input.reshape(-1), 0
     else:
@@ -319,7 +328,7 @@ def _positions(input: Tensor, k: int, dim: int, largest: bool) -> Tensor:
     elif op_serves(scores, k):
         chosen = _select(scores if largest else _reversed(scores), k)
     else:
-        chosen = _order(scores, -1, largest)[..., :k].sort(-1).values
+        chosen = _sorted(_order(scores, -1, largest)[..., :k], -1, False)[0]
     return chosen.movedim(-1, dim)
 
 
@@ -383,22 +392,29 @@ def _order(values: Tensor, dim: int, largest: bool) -> Tensor:
         bits = (values + 0.0).view(kind)
         most = torch.iinfo(kind).max
         values = (bits ^ (bits >> 8 * bits.element_size() - 1 & most)).masked_fill_(values != values, most)
+    return _sorted(values, dim, largest)[1]
+
+
+def _sorted(values: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
+    """Sort values stably; returns them and where they stood."""
     # A compiled sort that was fused with its neighbours has left the row on a GPU, so it stays an operator.
     if torch.compiler.is_compiling():  # pragma: no mutate: a CPU sorts alike either way
-        return _opaque_order(values, dim, largest)
-    return _stable_order(values, dim, largest)
+        return _opaque_sort(values, dim, descending)
+    return _stable_sort(values, dim, descending)
 
 
-def _stable_order(values: Tensor, dim: int, descending: bool) -> Tensor:
-    return torch.sort(values, dim=dim, descending=descending, stable=True).indices
+def _stable_sort(values: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
+    found = torch.sort(values.contiguous(), dim=dim, descending=descending, stable=True)
+    return found.values, found.indices
 
 
-_opaque_order = torch.library.custom_op("gvr_topk::stable_order", _stable_order, mutates_args=())
+_opaque_sort = torch.library.custom_op("gvr_topk::stable_sort", _stable_sort, mutates_args=())
 
 
-@_opaque_order.register_fake
-def _(values: Tensor, dim: int, descending: bool) -> Tensor:
-    return torch.empty_like(values, dtype=torch.int64, memory_format=torch.contiguous_format)
+@_opaque_sort.register_fake
+def _(values: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
+    values = torch.empty_like(values, memory_format=torch.contiguous_format)
+    return values, torch.empty_like(values, dtype=torch.int64)
 
 
 _SAME_SIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}

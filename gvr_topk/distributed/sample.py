@@ -75,8 +75,8 @@ def sharded_sample(
     Notes
     -----
     Each rank sends ``8 * (2 + most)`` bytes for each row, once. The noise is that of ``noise="cdf"``, which
-    depends on no number of a token. Nothing is read on the host. All arguments are checked before anything is
-    sent, but for one limit of a GPU: candidates of all ranks make rows of `sample`, of at most 1,695,744 bytes.
+    depends on no number of a token. Nothing is read on the host. Arguments are checked before anything is
+    sent, but for a limit of a GPU: candidates of all ranks are rows of `sample`, of at most 1,695,744 bytes.
     """
     if not isinstance(shards, Shards):
         raise CHECKS.wrong_type("shards", Shards, shards)

@@ -125,7 +125,7 @@ class Shards:
                 raise _disagreement(heads[0], rank, head)
 
     def order(self, local: Tensor) -> Tensor:
-        """Map local positions, int64, to numbers below ``2**31 - 2**21`` that ascend as positions of the row do."""
+        """Map local positions, int64, to numbers below ``2**31 - 2**21``, in the order of the row."""
         if self.interleave == 0:
             return local + self.rank * MAX_WIDTH
         return self.positions(local, None)

@@ -270,6 +270,7 @@ def test_index_dtype_and_outputs() -> None:
 
 
 ROWS = torch.zeros(3, 40)
+REAL = "float64 or float32 or bfloat16 or float16 or uint8 or int8 or int16 or int32 or int64"
 VALUES, INDICES = torch.zeros(3, 5), torch.zeros(3, 5, dtype=torch.int64)
 
 
@@ -278,10 +279,17 @@ VALUES, INDICES = torch.zeros(3, 5), torch.zeros(3, 5, dtype=torch.int64)
     [
         (lambda: topk([1.0], 1), "topk: input: wanted a Tensor, got list"),
         (lambda: topk(ROWS.to_sparse(), 1), "topk: input: wanted a dense tensor, got sparse_coo"),
-        (lambda: topk(ROWS > 0, 1), "topk: input: wanted a real dtype other than bool, got bool"),
-        (
-            lambda: kth_value(ROWS + 1j, 1),
-            "kth_value: input: wanted a real dtype other than bool, got complex64",
+        *(
+            (
+                lambda call=call, dtype=dtype: call(ROWS.to(dtype), 1),
+                f"{call.__name__}: input: wanted dtype {REAL}, got {str(dtype).removeprefix('torch.')}",
+            )
+            for call, dtype in (
+                (topk, torch.bool),
+                (kth_value, torch.complex64),
+                (topk_threshold, torch.float8_e4m3fn),
+                (topk_mask, torch.uint16),
+            )
         ),
         (lambda: topk(ROWS, 41), "topk: k: wanted 0 to 40, got 41"),
         (lambda: topk(ROWS, 4, 0), "topk: k: wanted 0 to 3, got 4"),
@@ -294,6 +302,10 @@ VALUES, INDICES = torch.zeros(3, 5), torch.zeros(3, 5, dtype=torch.int64)
         (
             lambda: topk(ROWS, 1, index_dtype=torch.int16),
             "topk: index_dtype: wanted torch.int64 or torch.int32, got torch.int16",
+        ),
+        (
+            lambda: topk(ROWS[:1, :1].expand(1, (1 << 31) + 1), 1, index_dtype=torch.int32),
+            "topk: index_dtype: wanted torch.int64 for more than 2**31 elements, got torch.int32",
         ),
         (lambda: topk(ROWS, 5, out=VALUES), "topk: out: wanted a tuple of values and indices, got Tensor"),
         (lambda: topk(ROWS, 5, out=(VALUES,)), "topk: out: wanted a tuple of values and indices, got tuple"),
