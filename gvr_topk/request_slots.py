@@ -8,15 +8,15 @@ is cleared when it changes hands. A wrong hint could only cost time, never the r
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import heapq
+from array import array
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -126,33 +126,10 @@ def state_bytes(num_layers: int, num_slots: int, k: int | None, max_rows: int | 
     return 4 * (num_layers * num_slots * per_slot + max_rows)
 
 
-_Rows = npt.NDArray[np.int32]
-
-
-def _fill(rows: _Rows, slots: list[int]) -> None:
-    """Write slots to the first elements, and -1 to the others."""
-    rows[: len(slots)] = slots
-    rows[len(slots) :] = NO_SLOT
-
-
-class _PlainBuffer:
-    """Memory through which the slots of rows reach a tensor on the CPU."""
-
-    def __init__(self, rows: int) -> None:
-        self._buffer = torch.empty(rows, dtype=torch.int32, device="cpu")
-        self._rows = self._buffer.numpy()
-
-    def copy(self, slots: list[int], row_slot: Tensor) -> None:
-        """Copy slots to a tensor of the size of the buffer."""
-        _fill(self._rows, slots)
-        row_slot.copy_(self._buffer)
-
-
 class _Group(NamedTuple):
-    """Pinned buffers, their elements as arrays, and the event behind the copy out of the last one."""
+    """Pinned buffers, and the event behind the copy out of the last one."""
 
     buffers: tuple[Tensor, ...]
-    rows: list[_Rows]
     copied: Any
 
 
@@ -177,25 +154,29 @@ class _PinnedBuffers:
 
     def _allocate(self, buffers: int = PINNED_BUFFERS) -> _Group:
         memory = torch.empty(buffers, self._rows, dtype=torch.int32, device="cpu", pin_memory=True)
-        return _Group(memory.unbind(), list(memory.numpy()), torch.cuda.Event())
+        return _Group(memory.unbind(), torch.cuda.Event())
 
-    def copy(self, slots: list[int], row_slot: Tensor) -> None:
-        """Enqueue a copy to the GPU on its current stream; `row_slot` has the size of the buffers."""
+    def copy(self, slots: array[int], row_slot: Tensor) -> None:
+        """Enqueue a copy to the GPU on its current stream; both have the size of the buffers."""
         if torch.cuda.is_current_stream_capturing():
-            group = self._allocate(1)
-            _fill(group.rows[0], slots)
-            row_slot.copy_(group.buffers[0], non_blocking=True)
-            self._captured.append(group.buffers[0])  # each replay of the graph copies out of it again
+            (buffer,), _ = self._allocate(1)
+            _copy_through(buffer, slots, row_slot)
+            self._captured.append(buffer)  # each replay of the graph copies out of it again
             return
         if self._next == 0 and not self._groups[0].copied.query():
             self._groups.appendleft(self._allocate())
         group = self._groups[0]
-        _fill(group.rows[self._next], slots)
-        row_slot.copy_(group.buffers[self._next], non_blocking=True)
-        self._next = (self._next + 1) % len(group.rows)
+        _copy_through(group.buffers[self._next], slots, row_slot)
+        self._next = (self._next + 1) % len(group.buffers)
         if self._next == 0:
             group.copied.record(torch.cuda.current_stream(row_slot.device))
             self._groups.rotate(-1)
+
+
+def _copy_through(buffer: Tensor, slots: array[int], row_slot: Tensor) -> None:
+    """Copy slots to a pinned buffer, and enqueue the copy to the GPU."""
+    ctypes.memmove(buffer.data_ptr(), slots.buffer_info()[0], buffer.nbytes)
+    row_slot.copy_(buffer, non_blocking=True)
 
 
 class RequestSlots:
@@ -258,7 +239,7 @@ class RequestSlots:
         self._layers: dict[int, TopkState] = {}
         self.row_slot = torch.full((max_rows,), NO_SLOT, dtype=torch.int32, device=self.device)
         self.admitted = self.evicted = self.refused = 0
-        self._host = self._host_buffers()
+        self._pinned = self._pinned_buffers()
         self._slots: dict[Hashable, int] = {}
         # Step in which each request outside of the last batch last had a row, or was admitted; oldest first.
         self._idle: dict[Hashable, int] = {}
@@ -274,18 +255,17 @@ class RequestSlots:
     def __getstate__(self) -> dict[str, Any]:
         # A copy of a view would be a tensor of its own: views are made again, of the copied tensors.
         rows = None if self._rows is None else len(self._rows)
-        return self.__dict__ | {"_layers": {}, "_host": None, "_rows": rows, "_view": None}
+        return self.__dict__ | {"_layers": {}, "_pinned": None, "_rows": rows, "_view": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         rows = state["_rows"]
         self.__dict__ |= state
-        self._host = self._host_buffers()
+        self._pinned = self._pinned_buffers()
         self._view = self.row_slot if rows is None else self.row_slot[:rows]
         self._rows = None if rows is None else self._view
 
-    def _host_buffers(self) -> _PinnedBuffers | _PlainBuffer:
-        kind = _PinnedBuffers if self.device.type == "cuda" else _PlainBuffer
-        return kind(self.row_slot.shape[0])
+    def _pinned_buffers(self) -> _PinnedBuffers | None:
+        return _PinnedBuffers(self.row_slot.shape[0]) if self.device.type == "cuda" else None
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -391,7 +371,12 @@ class RequestSlots:
 
     def _write_rows(self, slots: list[int]) -> None:
         """Copy slots to the first elements of `row_slot`, and -1 to the others; no sync."""
-        self._host.copy(slots, self.row_slot)
+        padding = array("i", [NO_SLOT]) * (self.row_slot.shape[0] - len(slots))
+        rows = array("i", slots) + padding
+        if self._pinned is None:
+            self.row_slot.copy_(torch.frombuffer(rows, dtype=torch.int32))
+        else:
+            self._pinned.copy(rows, self.row_slot)
         self._in_rows = slots
 
     def release(self, request_id: Hashable) -> None:

@@ -107,15 +107,15 @@ def test_a_finder_that_hides_modules_is_named(capsys: pytest.CaptureFixture[str]
     """Once, at the next import of anything."""
     assert Hook.state() == "active"
     sys.meta_path.insert(0, Bypass)
-    assert Hook.state() == "active, behind test_import_hook.Bypass"
+    assert Hook.state() == f"active, behind {__name__}.Bypass"
     importlib.import_module(WATCHED)
     for _ in range(2):
         importlib.import_module(OTHER)
         del sys.modules[OTHER]
     assert Hook.calls == []
-    missed = f"{WATCHED} was imported past the import hook, behind test_import_hook.Bypass"
+    missed = f"{WATCHED} was imported past the import hook, behind {__name__}.Bypass"
     assert capsys.readouterr().err == f"gvr_topk: not active: {missed}\n"
-    assert Hook.state() == f"bypassed: {WATCHED}, behind test_import_hook.Bypass"
+    assert Hook.state() == f"bypassed: {WATCHED}, behind {__name__}.Bypass"
     Hook.stop()
     assert Hook.state() == ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -153,7 +154,7 @@ def test_a_pinned_buffer_is_not_written_while_a_copy_from_it_is_in_flight(
     buffers = _PinnedBuffers(2)
     steps = 10 * PINNED_BUFFERS
     for step in range(steps):
-        buffers.copy([step, -step], late)
+        buffers.copy(array("i", [step, -step]), late)
         while len(late.arrived) < step + 1 - ahead:
             late.run(1)
     late.run(len(late.queue))
@@ -165,11 +166,11 @@ def test_a_captured_copy_keeps_its_pinned_buffer(monkeypatch: pytest.MonkeyPatch
     late = LateDevice(monkeypatch)
     buffers = _PinnedBuffers(1)
     late.capturing = True
-    buffers.copy([77], late)
+    buffers.copy(array("i", [77]), late)
     late.capturing = False
     steps = 3 * PINNED_BUFFERS
     for step in range(steps):
-        buffers.copy([step], late)
+        buffers.copy(array("i", [step]), late)
         late.run(2)
     for replayed in late.graph * 2:
         replayed()
@@ -187,8 +188,8 @@ def test_a_gpu_gets_its_rows_through_pinned_buffers_and_a_copy_has_its_own(
     slots.device = torch.device("cuda")
     monkeypatch.setattr(_PinnedBuffers._allocate, "__defaults__", (1,))  # an event behind each copy
     with torch.inference_mode():  # where engines may run; the buffers serve outside of it, too
-        buffers = copy.deepcopy(slots)._host
-    slots._host = buffers
+        buffers = copy.deepcopy(slots)._pinned
+    slots._pinned = buffers
     for batch, rows in (("a", [0, -1, -1]), ("ba", [1, 0, -1]), ("cba", [2, 1, 0]), ("b", [1, -1, -1])):
         slots.set_rows(list(batch))
         assert slots.row_slot.tolist() == rows and len(late.queue) == 1
