@@ -293,7 +293,6 @@ def _check_config(options: argparse.Namespace) -> int:
         "k": config.index_topk,
         "rows per request": config.next_n,
         "gvr_topk": config.gvr_topk.model_dump(),
-        "unknown keys": list(config.unknown_keys),
     }
     if options.as_json:
         print(json.dumps({"file": str(file), "ok": True, **facts}))
@@ -303,9 +302,6 @@ def _check_config(options: argparse.Namespace) -> int:
     # As the file would say it: null, true, and texts without quotes.
     values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.gvr_topk}
     print("gvr_topk: " + ", ".join(f"{key} {value}" for key, value in values.items()))
-    if config.unknown_keys:
-        keys = ", ".join(config.unknown_keys)
-        print(f"{config.source}: not checked, unknown to this version: {keys}", file=sys.stderr)
     print(f"{file}: ok")
     return EXIT_OK
 

@@ -1,9 +1,8 @@
 """The keys that a user writes in the YAML file for ``trtllm-serve --config``, checked before use.
 
-That file has two kinds of keys. The section ``gvr_topk`` is ours, so it is strict: an unknown key is an
-error. All other keys belong to TensorRT-LLM, whose versions differ. There a key that looks like a
-misspelling, above all of ``enable_heuristic_topk``, is an error, and any other unknown key is accepted and
-listed in `ServeConfig.unknown_keys`.
+The section ``gvr_topk`` is ours, so it is strict: an unknown key is an error. All other keys belong to
+TensorRT-LLM, which refuses unknown ones itself when it starts. Of these, the keys that decide whether and how
+this package runs are checked here, with their misspellings and places; the others are carried along.
 
 Key names follow ``tensorrt_llm.llmapi.llm_args`` of the releases from 1.2 to 1.3.
 """
@@ -24,7 +23,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PrivateAttr,
     ValidationError,
     field_validator,
     model_validator,
@@ -40,8 +38,8 @@ HINT_OFFSET_LIMIT = 1 << 20
 """Largest absolute `gvr_topk.hint_offset`; keeps a shifted position far from int32 overflow."""
 
 MISSPELLING = 0.9
-"""`difflib` ratio from which an unknown TensorRT-LLM key counts as a misspelling of a known one.
-High, because a key of a newer release must pass."""
+"""`difflib` ratio from which a key of TensorRT-LLM counts as a misspelling of one that is checked. High,
+because its other keys must pass."""
 
 SWITCH = "enable_heuristic_topk"
 """The key that decides whether this package runs. If a misspelling of it passed, a comparison with and
@@ -56,30 +54,6 @@ algorithms."""
 
 SUGGESTION = 0.6
 """`difflib` ratio from which a known key is offered in the message about an unknown one."""
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-PASSED_THROUGH = _names(
-    """
-    model tokenizer tokenizer_mode custom_tokenizer skip_tokenizer_init revision tokenizer_revision
-    model_kwargs gpus_per_node enable_lm_head_tp_in_adp pp_partition cp_config enable_lora lora_config
-    guided_decoding_backend batched_logits_processor iter_stats_max_iterations
-    request_stats_max_iterations peft_cache_config scheduler_config cache_transceiver_config
-    gather_generation_logits postprocess_tokenizer_dir reasoning_parser decoding_config mpi_session
-    otlp_traces_endpoint return_perf_metrics perf_metrics_max_requests orchestrator_type env_overrides
-    garbage_collection_gen0_threshold attention_dp_config nvfp4_gemm_config attn_backend sampler_type
-    sampler_force_async_worker enable_iter_perf_stats enable_iter_req_stats batch_wait_timeout_ms
-    batch_wait_timeout_iters batch_wait_max_tokens_ratio torch_compile_config enable_autotuner
-    enable_layerwise_nvtx_marker enable_min_latency force_dynamic_quantization allreduce_strategy
-    checkpoint_loader checkpoint_format kv_connector_config mm_encoder_only ray_worker_extension_cls
-    ray_placement_config enable_sleep use_cute_dsl_blockscaling_mm use_cute_dsl_blockscaling_bmm
-    disable_flashinfer_sampling max_stats_len layer_wise_benchmarks_config quant_config build_config
-    """
-)
-"""Top-level keys of TensorRT-LLM that mean nothing to this package: they are known but not checked."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +109,7 @@ class _Strict(BaseModel):
 
 
 class _Theirs(BaseModel):
-    """A section of TensorRT-LLM: the keys named here are checked, others are carried along."""
+    """A section of TensorRT-LLM: the keys that this package reads are checked, others are carried along."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
@@ -145,26 +119,13 @@ def _default_topk(value: Any) -> Any:
 
 
 class SparseAttentionConfig(_Theirs):
-    """``sparse_attention_config``: the indexer. Keys of 1.2, and of the 1.3 pre-releases."""
+    """``sparse_attention_config``: the indexer."""
 
     algorithm: str
-    index_n_heads: int | None = Field(default=None, ge=1)
-    index_head_dim: int | None = Field(default=None, ge=1)
     index_topk: Annotated[int, BeforeValidator(_default_topk)] = Field(
         default=DEFAULT_INDEX_TOPK, ge=1, le=MAX_WIDTH
     )
-    indexer_max_chunk_size: int | None = Field(default=None, ge=1)
-    seq_len_threshold: int | None = Field(default=None, ge=0)
-    skip_indexer_for_short_seqs: bool = True
     enable_heuristic_topk: bool = False
-    use_cute_dsl_topk: bool = False
-    use_cute_dsl_paged_mqa_logits: bool = False
-    q_split_threshold: int = 8192
-    indexer_rope_interleave: bool = False
-    indexer_k_dtype: Literal["fp8", "fp4"] = "fp8"
-    use_self_sampling_topk: bool = True
-    use_gvr_emission: bool = False
-    index_share_for_mtp_iteration: bool = False
 
     @field_validator("algorithm")
     @classmethod
@@ -255,44 +216,12 @@ class GvrTopkConfig(_Strict):
         return self
 
 
-class KvCacheConfig(_Theirs):
-    """``kv_cache_config``: what bounds the length and the number of live requests."""
-
-    free_gpu_memory_fraction: float | None = Field(default=None, ge=0, le=1)
-    max_tokens: int | None = Field(default=None, ge=1)
-    dtype: str = "auto"
-    enable_block_reuse: bool = True
-    enable_partial_reuse: bool = True
-    tokens_per_block: int | None = Field(default=None, ge=1)
-    host_cache_size: int | None = Field(default=None, ge=0)
-    event_buffer_max_size: int = Field(default=0, ge=0)
-
-
-class CudaGraphConfig(_Theirs):
-    """``cuda_graph_config``: the batch sizes that are captured."""
-
-    enable_padding: bool = False
-    max_batch_size: int = Field(default=0, ge=0)
-    batch_sizes: list[Annotated[int, Field(ge=1)]] | None = None
-
-    @model_validator(mode="after")
-    def _sizes_agree(self) -> CudaGraphConfig:
-        if self.batch_sizes and self.max_batch_size and self.max_batch_size != max(self.batch_sizes):
-            raise ValueError(
-                f"max_batch_size equal to the largest of batch_sizes ({max(self.batch_sizes)})"
-                f"|{self.max_batch_size}"
-            )
-        return self
-
-
 class SpeculativeConfig(_Theirs):
     """``speculative_config``: how many rows a request has in one step."""
 
     decoding_type: str
     num_nextn_predict_layers: int | None = Field(default=None, ge=1, le=MAX_NEXT_N - 1)
     max_draft_len: int | None = Field(default=None, ge=0, le=MAX_NEXT_N - 1)
-    use_mtp_vanilla: bool = False
-    use_relaxed_acceptance_for_thinking: bool = False
 
     @property
     def draft_tokens(self) -> int:
@@ -302,57 +231,12 @@ class SpeculativeConfig(_Theirs):
         return self.max_draft_len or 0
 
 
-class MoeConfig(_Theirs):
-    """``moe_config``."""
-
-    backend: str = "AUTO"
-    max_num_tokens: int | None = Field(default=None, ge=1)
-    load_balancer: Any = None
-    use_low_precision_moe_combine: bool = False
-
-
 class ServeConfig(_Theirs):
-    """A YAML file of ``trtllm-serve``, ``trtllm-bench`` or ``trtllm-eval``.
-
-    Attributes
-    ----------
-    unknown_keys : tuple of str
-        Dotted names of keys that we do not know; not an error.
-    source : str
-        File the configuration came from.
-    """
+    """A YAML file of ``trtllm-serve``, ``trtllm-bench`` or ``trtllm-eval``."""
 
     sparse_attention_config: SparseAttentionConfig | None = None
-    gvr_topk: GvrTopkConfig = GvrTopkConfig()
-
-    backend: str | None = None
-    dtype: str = "auto"
-    load_format: str = "auto"
-    trust_remote_code: bool = False
-    tensor_parallel_size: int = Field(default=1, ge=1)
-    pipeline_parallel_size: int = Field(default=1, ge=1)
-    context_parallel_size: int = Field(default=1, ge=1)
-    moe_expert_parallel_size: int | None = None
-    moe_tensor_parallel_size: int | None = None
-    moe_cluster_parallel_size: int | None = None
-    enable_attention_dp: bool = False
-    max_batch_size: int | None = Field(default=None, ge=1)
-    max_num_tokens: int | None = Field(default=None, ge=1)
-    max_seq_len: int | None = Field(default=None, ge=1)
-    max_input_len: int | None = Field(default=None, ge=1)
-    max_beam_width: int | None = Field(default=None, ge=1)
-    kv_cache_config: KvCacheConfig = KvCacheConfig()
-    cuda_graph_config: CudaGraphConfig | None = CudaGraphConfig()
     speculative_config: SpeculativeConfig | None = None
-    moe_config: MoeConfig = MoeConfig()
-    print_iter_log: bool = False
-    enable_chunked_prefill: bool = False
-    disable_overlap_scheduler: bool = False
-    stream_interval: int = Field(default=1, ge=1)
-    num_postprocess_workers: int = Field(default=0, ge=0)
-
-    _unknown_keys: tuple[str, ...] = PrivateAttr(default=())
-    _source: str = PrivateAttr(default="")
+    gvr_topk: GvrTopkConfig = GvrTopkConfig()
 
     @field_validator("gvr_topk", mode="before")
     @classmethod
@@ -365,14 +249,6 @@ class ServeConfig(_Theirs):
             wanted = f"index_topk {either(PAPER_K)} with path paper_gvr"
             raise ValueError(f"{wanted}|index_topk {self.index_topk}")
         return self
-
-    @property
-    def unknown_keys(self) -> tuple[str, ...]:
-        return self._unknown_keys
-
-    @property
-    def source(self) -> str:
-        return self._source
 
     @property
     def heuristic_enabled(self) -> bool:
@@ -395,30 +271,7 @@ class ServeConfig(_Theirs):
 _SECTIONS: dict[str, type[BaseModel]] = {
     "sparse_attention_config": SparseAttentionConfig,
     "gvr_topk": GvrTopkConfig,
-    "kv_cache_config": KvCacheConfig,
-    "cuda_graph_config": CudaGraphConfig,
     "speculative_config": SpeculativeConfig,
-    "moe_config": MoeConfig,
-}
-
-_EXTRA_KNOWN: dict[str, frozenset[str]] = {
-    "": PASSED_THROUGH,
-    "kv_cache_config": _names(
-        """
-        max_attention_window sink_token_length onboard_blocks cross_kv_cache_fraction
-        secondary_offload_min_priority attention_dp_events_gather_period_ms copy_on_partial_reuse use_uvm
-        max_gpu_total_bytes mamba_ssm_cache_dtype use_kv_cache_manager_v2 max_util_for_resume
-        """
-    ),
-    "cuda_graph_config": frozenset({"mode"}),
-    "speculative_config": _names(
-        """
-        max_total_draft_tokens speculative_model speculative_model_dir max_concurrency draft_len_schedule
-        load_format acceptance_window acceptance_length_threshold allow_advanced_sampling relaxed_topk
-        relaxed_delta mtp_eagle_one_model begin_thinking_phase_token end_thinking_phase_token
-        """
-    ),
-    "moe_config": frozenset({"disable_finalize_fusion"}),
 }
 
 
@@ -556,7 +409,7 @@ def parse_config(
     lines = lines or {}
     if not isinstance(data, Mapping):
         raise ConfigError([Problem(source, "", "a mapping of keys at the root", describe_value(data))])
-    problems, unknown = _check_keys(source, data, lines)
+    problems = _key_problems(source, data, lines)
     try:
         config = ServeConfig.model_validate(dict(data))
     except ValidationError as error:
@@ -568,8 +421,6 @@ def parse_config(
         ]
     if problems:
         raise ConfigError(problems)
-    config._unknown_keys = tuple(unknown)
-    config._source = source
     return config
 
 
@@ -697,18 +548,15 @@ def _index_keys(
     return problems
 
 
-def _check_keys(
-    source: str, data: Mapping[Any, Any], lines: Mapping[str, int]
-) -> tuple[list[Problem], list[str]]:
-    """Sort unknown keys into errors and accepted ones."""
+def _key_problems(source: str, data: Mapping[Any, Any], lines: Mapping[str, int]) -> list[Problem]:
+    """Find the keys that are unknown to us and may not pass."""
     problems: list[Problem] = []
-    accepted: list[str] = []
     levels: list[tuple[str, type[BaseModel], Mapping[Any, Any]]] = [("", ServeConfig, data)]
     levels += [
         (name, _SECTIONS[name], data[name]) for name in _SECTIONS if isinstance(data.get(name), Mapping)
     ]
     for section, model, content in levels:
-        known = set(model.model_fields) | _EXTRA_KNOWN.get(section, frozenset())
+        known = set(model.model_fields)
         strict = model.model_config.get("extra") == "forbid"
         for key in content:
             if key in known:
@@ -717,13 +565,10 @@ def _check_keys(
             if not isinstance(key, str):
                 problems.append(Problem(source, dotted, "a text key", describe_value(key), lines.get(dotted)))
                 continue
-            problem = _unknown_key(section, key, known, strict)
-            if problem is None:
-                accepted.append(dotted)
-            else:
+            if problem := _unknown_key(section, key, known, strict):
                 wanted, hint = problem
                 problems.append(Problem(source, dotted, wanted, "an unknown key", lines.get(dotted), hint))
-    return problems, accepted
+    return problems
 
 
 def _unknown_key(section: str, key: str, known: set[str], strict: bool) -> tuple[str, str] | None:
@@ -753,9 +598,7 @@ _WANTED = {
     "bool_type": "true or false",
     "int_type": "an integer",
     "int_from_float": "an integer",
-    "float_type": "a number",
     "string_type": "a string",
-    "list_type": "a list",
     "model_type": "a mapping of keys",
     "model_attributes_type": "a mapping of keys",
     "missing": "a value",

@@ -126,7 +126,8 @@ def sharded_sample(
 def _limited(top_k: int | Tensor, most: int, device: torch.device) -> int | Tensor:
     """Set a `top_k` that is off or larger to `most`."""
     if isinstance(top_k, Tensor):
-        top_k = top_k.to(device, non_blocking=True)  # from pinned memory, too
+        # From pinned memory, too, for which no host waits.
+        top_k = top_k.to(device, non_blocking=True)  # pragma: no mutate: nothing waits on a CPU
         return torch.where((top_k > 0) & (top_k < most), top_k, most)
     return top_k if 0 < top_k < most else most
 

@@ -137,11 +137,7 @@ def _settings(path: Path | None) -> ServeConfig:
         # Without a file the heuristic is on: nobody replays to see it off. A file that says off is obeyed.
         section = {"algorithm": "dsa", "enable_heuristic_topk": True}
         return parse_config({"sparse_attention_config": section})
-    config = load_config(path)
-    if config.unknown_keys:
-        keys = ", ".join(config.unknown_keys)
-        print(f"{config.source}: not checked, unknown to this version: {keys}", file=sys.stderr)
-    return config
+    return load_config(path)
 
 
 def _given(value: int | None, default: int) -> int:

