@@ -1,6 +1,7 @@
 """Exact, deterministic sampling of tokens: filters and draw in one call.
 
 `sample` draws a token of each row of logits, and says on demand how likely it was and what else was kept.
+`verify` does so in the rows of drafts, and accepts the drafts that are the tokens drawn.
 `apply_limits_` and `renorm` turn the limits that it writes into masked logits and into probabilities.
 `topk_logprobs` gives log-probabilities without a draw. `docs/sampling.md` is the contract.
 """
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gvr_topk.constants import FLAG_PDL
 from gvr_topk.ops import Op, launch, register
@@ -34,10 +36,11 @@ from gvr_topk.sampling.arguments import (
     check_renorm,
     check_sample,
     check_topk_logprobs,
+    check_verify,
     fields_of,
 )
 
-__all__ = ["LIMIT_WORDS", "Flag", "apply_limits_", "renorm", "sample", "topk_logprobs"]
+__all__ = ["LIMIT_WORDS", "Flag", "apply_limits_", "renorm", "sample", "topk_logprobs", "verify"]
 
 
 def sample(
@@ -179,6 +182,95 @@ def sample(
     )
     launch(arguments)
     return arguments.out
+
+
+class Verified(NamedTuple):
+    """What `verify` returns.
+
+    Attributes
+    ----------
+    tokens : Tensor, ``[requests, 1 + num_drafts]``, int64 or int32
+        The next tokens of each request: the accepted drafts, the token after them, then -1.
+    lengths : Tensor, ``[requests]``, int32
+        How many they are: one more than the accepted drafts, or 0 in a request that has no row, or whose
+        first row is skipped.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+
+
+def verify(
+    logits: Tensor,
+    draft_tokens: Tensor,
+    num_drafts: int,
+    *,
+    starts: Tensor | None = None,
+    **parameters: Any,
+) -> Verified:
+    """Draw a token of every row as `sample` does, and accept drafts as long as they are the tokens drawn.
+
+    A request has a row for the token before its drafts and one for each draft, in this order. The tokens have
+    the law of rejection sampling against a draft that is certain (greedy, n-gram, a lookup), and they are the
+    tokens that `sample` draws one row at a time, at the same seeds and positions, without any draft.
+
+    Parameters
+    ----------
+    logits : Tensor, ``[rows, vocabulary]``, float32, bfloat16 or float16
+        As in `sample`. Row i of a request is what follows its token i of `draft_tokens`.
+    draft_tokens : Tensor, ``[rows]``, int64 or int32
+        The token that stands at each row. That of the first row of a request is no draft and is not looked
+        at. A negative one, such as a placeholder, is never accepted.
+    num_drafts : int
+        The most drafts that a request has, at least 0.
+    starts : Tensor, ``[requests + 1]``, int32, optional
+        First row of each request, and behind them the end of the last one. Default: each request has
+        ``1 + num_drafts`` rows. Of a request with more rows, only the first so many count.
+    **parameters
+        All other arguments of `sample`. Parameters without `slots`, `positions` and outputs have a number for
+        each row, and `out` gets the tokens of all rows.
+
+    Returns
+    -------
+    Verified
+
+    Raises
+    ------
+    ValueError, LibraryError
+        As in `sample`.
+
+    Notes
+    -----
+    Nothing is read on the host, and no shape depends on what is accepted, so a CUDA graph can capture it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gvr_topk.sampling import verify
+    >>> logits = torch.eye(4)[[2, 1, 3, 0, 0, 0]]
+    >>> tokens, lengths = verify(
+    ...     logits, torch.tensor([0, 2, 1, 3, 3, 0]), 2, temperature=0.0, seeds=7, positions=0
+    ... )
+    >>> tokens
+    tensor([[ 2,  1,  3],
+            [ 0, -1, -1]])
+    >>> lengths
+    tensor([3, 1], dtype=torch.int32)
+    """
+    num_drafts = check_verify(logits, draft_tokens, num_drafts, starts)
+    rows, device = logits.shape[0], logits.device
+    drawn = sample(logits, **parameters)
+    if starts is None:
+        starts = torch.arange(0, rows + 1, 1 + num_drafts, device=device)
+    row = starts[:-1, None] + torch.arange(1 + num_drafts, device=device)
+    inside = (row >= 0) & (row < starts[1:, None]) & (row < rows)
+    row = torch.where(inside, row, rows)  # that of no row, whose token is -1
+    accepted = (drawn[:-1] == draft_tokens[1:]) & (drawn[:-1] >= 0)
+    before = pad(accepted, (1, 1))[row]  # whether the draft at a row is accepted; the first one is none
+    before[:, 0] = True
+    tokens = pad(drawn, (0, 1), value=-1)[row]
+    emitted = before.cumprod(1, dtype=torch.int32) * (tokens >= 0)
+    return Verified(torch.where(emitted > 0, tokens, -1), emitted.sum(1, dtype=torch.int32))
 
 
 def apply_limits_(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gvr_topk.arguments import Checks, Output
-from gvr_topk.constants import FLAG_PDL
+from gvr_topk.constants import FLAG_PDL, MAX_ROWS
 from gvr_topk.sampling.arithmetic import MAX_VOCABULARY
 
 LIMIT_WORDS = 8
@@ -188,6 +188,7 @@ SAMPLE = SamplingChecks("gvr_topk.sample")
 TOPK_LOGPROBS = SamplingChecks("gvr_topk.topk_logprobs")
 APPLY_LIMITS = SamplingChecks("gvr_topk.apply_limits_")
 RENORM = SamplingChecks("gvr_topk.renorm")
+VERIFY = SamplingChecks("gvr_topk.verify")
 
 
 def fields_of(**parameters: Any) -> dict[str, Any]:
@@ -284,3 +285,17 @@ def check_topk_logprobs(a: TopkLogprobsArguments) -> None:
     TOPK_LOGPROBS.rows_apart("ids", a.ids, a.n + 1)
     TOPK_LOGPROBS.rows_apart("logprobs", a.logprobs, a.n + 1)
     TOPK_LOGPROBS.memory(a)
+
+
+def check_verify(logits: Tensor, draft_tokens: Tensor, num_drafts: int, starts: Tensor | None) -> int:
+    """Refuse wrong arguments of `gvr_topk.sampling.verify`, and return `num_drafts` as an integer."""
+    VERIFY.rows(logits)
+    VERIFY.one_of("draft_tokens", draft_tokens, logits, (torch.int64, torch.int32))
+    num_drafts, rows = VERIFY.integer("num_drafts", num_drafts, 0, MAX_ROWS), logits.shape[0]
+    if starts is not None:
+        VERIFY.tensor("starts", starts, logits, torch.int32, (None,))
+        if starts.shape[0] == 0:
+            raise VERIFY.fail("starts", "at least one element", [0])
+    elif rows % (1 + num_drafts) != 0:
+        raise VERIFY.fail("logits", f"a multiple of 1 + num_drafts = {1 + num_drafts} rows", rows)
+    return num_drafts

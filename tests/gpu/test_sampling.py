@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gvr_topk.sampling import sample
+from gvr_topk.sampling import sample, verify
 
 INF, NAN = torch.inf, torch.nan
 COLUMNS = 300
@@ -143,6 +143,38 @@ def test_a_replayed_graph_draws_afresh() -> None:
         graph.replay()
         wanted = sample(logits, temperature=2.0, seeds=3, positions=torch.full((8,), step))
         assert out.tolist() == wanted.tolist()
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_replayed_graph_verifies_drafts(ragged: bool) -> None:
+    """Of each kind of row, with drafts that are right, wrong and none; starts change between replays."""
+    draw, drafts, width = torch.Generator().manual_seed(9), 3, 32_000
+    logits, parameters = hard_rows(width, draw), drawn(ROWS, draw)
+    right = sample(logits, **parameters)
+    fed = torch.cat([right[-1:], right[:-1]])
+    inputs = {"logits": logits, "draft_tokens": fed, **parameters}
+    if ragged:
+        inputs["starts"] = torch.tensor([0, 4, 4, 7, 12], dtype=torch.int32)
+    there = {name: tensor.cuda() for name, tensor in inputs.items()}
+    verify(num_drafts=drafts, **there)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = verify(num_drafts=drafts, **there)
+    lengths = set()
+    for wrong in ([], [2, 6, 7], [1, 5, 9, 11]):
+        inputs["draft_tokens"] = fed.clone()
+        inputs["draft_tokens"][wrong] = torch.tensor([-1, 1 << 40, 0, 3])[: len(wrong)]
+        if ragged:
+            inputs["starts"] = torch.tensor([0, 4 - len(wrong) // 3, 4, 7, 12], dtype=torch.int32)
+            there["starts"].copy_(inputs["starts"])
+        there["draft_tokens"].copy_(inputs["draft_tokens"])
+        graph.replay()
+        wanted = verify(num_drafts=drafts, **inputs)
+        assert torch.equal(got.tokens.cpu(), wanted.tokens)
+        assert torch.equal(got.lengths.cpu(), wanted.lengths)
+        lengths.update(wanted.lengths.tolist())
+    assert len(lengths) > 2
 
 
 def test_wrong_arguments_are_refused_before_the_launch() -> None:

@@ -56,7 +56,7 @@ _INSTALL = (
 )
 _SOME_ROWS = "not all_outputs or tied or NaN or (two and left)"
 _DISTRIBUTED = ("test_distributed.py", "-k", "not process and not killed and not late")
-_SAMPLING = ("test_sampling.py", "-k", _SOME_ROWS)
+_SAMPLING = ("test_sampling.py", "test_sampling_verify.py", "-k", _SOME_ROWS)
 
 _TOPK = ("test_topk.py", "-k", "not one_graph")
 
@@ -95,7 +95,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/sampling/command.py": ("test_cli.py", "-k", "test_sample"),
     "gvr_topk/sampling/reference.py": (
         "test_sampling_draws.py",
-        *_SAMPLING[:2],
+        "test_sampling.py",
+        "-k",
         f"({_SOME_ROWS}) and not gumbel",
     ),
     "gvr_topk/state.py": ("test_state.py",),
