@@ -21,6 +21,7 @@ PRINTED = {
     "eager.py": "eager: exact on 8 of 8 steps (cpu)",
     "nearest_neighbors.py": "nearest_neighbors: ties in order for 16 of 16 queries (cpu)",
     "paged_cache.py": "paged_cache: exact on 4 of 4 steps (cpu)",
+    "replay_kept_tokens.py": "replay_kept_tokens: ratio 1 for 32 of 32 tokens (cpu)",
     "torch_compile.py": "torch_compile: exact on 4 of 4 steps (cpu)",
     "verify_drafts.py": "verify_drafts: the same 63 tokens in 35 steps (cpu)",
 }

@@ -204,6 +204,23 @@ def test_orders_differ_as_said() -> None:
     assert [count(order, top_p=0.75, temperature=0.5) for order in ORDERS] == [1, 1, 1, 3]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kept_logits_alone_give_the_same_log_probabilities(dtype: torch.dtype) -> None:
+    """A trainer that gathers the kept tokens of its logits gets the bits that serving recorded."""
+    logits = rows_of_all_kinds().to(dtype)
+    rows = len(logits)
+    parameters = settings(np.random.default_rng(11), rows, logits.float().numpy())
+    served, replayed = outputs(rows), outputs(rows)
+    sample(logits, **parameters, **served)
+    padding = served["kept"] < 0
+    few = logits.gather(1, served["kept"].clamp(min=0).long()).masked_fill(padding, -INF)
+    alone = {name: parameters[name] for name in ("temperature", "seeds", "positions")}
+    sample(few, **alone, **replayed)
+    assert (served["counts"] > 1).sum() > 12
+    for name in ("counts", "kept_logprobs"):
+        assert torch.equal(replayed[name], served[name])
+
+
 def rows_of_all_kinds(copies: int = 3) -> Tensor:
     rng = np.random.default_rng(7)
     return torch.from_numpy(np.stack([make(rng) for make in ROWS.values() for _ in range(copies)]))
