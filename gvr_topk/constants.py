@@ -124,6 +124,9 @@ MAX_CHOSEN_BLOCKS = 2048
 MAX_BLOCKS_WIDTH = 262144
 """Widest buffer of which blocks are chosen, in elements."""
 
+MAX_RANKED_TOKENS = 1024
+"""Most tokens of a row that a GPU ranks by their log-probabilities."""
+
 PHASE_STAMPS = 8
 """Columns of `phase_clocks`."""
 

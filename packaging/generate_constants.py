@@ -38,6 +38,7 @@ NUMBERS = {
     "kBlockSize": "Consecutive scores that count as one block.",
     "kMaxChosenBlocks": "Most blocks of a row that are chosen, or selected in.",
     "kMaxBlocksWidth": "Widest buffer of which blocks are chosen, in elements.",
+    "kMaxRankedTokens": "Most tokens of a row that a GPU ranks by their log-probabilities.",
     "kPhaseStamps": "Columns of `phase_clocks`.",
     "kFlagPdl": "Flag: launch with programmatic stream serialization.",
     "kFlagQuantileGuess": "Flag: the paper's kernel guesses a quantile of the hinted values, not their mean.",

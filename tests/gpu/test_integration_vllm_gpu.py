@@ -13,6 +13,8 @@ from eval.engines.vllm_compare import Comparison
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import plugin
+from gvr_topk.integrations.vllm.upstream import SAMPLER_MODULES
+from gvr_topk.sampling import topk_logprobs
 
 pytestmark = pytest.mark.gpu
 
@@ -98,3 +100,26 @@ def test_one_graph_for_batches_that_change(runner: Runner) -> None:
     assert counted["rows_longer_than_k"] > 0
     stage.forward = ours
     assert {path for path, _ in integration.counters().calls} == {"gvr_topk"}
+
+
+@pytest.mark.parametrize("n", [0, 20])
+def test_log_probabilities(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """The bits of the CPU, and the fake's own results; a vocabulary that is too wide is vLLM's."""
+    monkeypatch.delenv("GVR_TOPK_DISABLE", raising=False)
+    monkeypatch.setenv("GVR_TOPK_SAMPLER", "1")
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "100")
+    draw = torch.Generator().manual_seed(n)
+    logits = (3 * torch.randn(64, 128_256, generator=draw)).bfloat16()
+    sampled = torch.randint(128_256, (64,), generator=draw)
+    with fake_vllm():
+        integration.register()
+        sampler = importlib.import_module(SAMPLER_MODULES[0]).Sampler()
+        got = sampler(logits.cuda(), n, sampled.cuda())
+        wanted = topk_logprobs(logits, n, sampled)
+        assert all(torch.equal(mine.cpu(), other) for mine, other in zip(got[:3], wanted, strict=True))
+        assert integration.counters().calls == {("gvr_topk", "logprobs"): 1}
+        wide = torch.randn(1, 1 << 19, device="cuda")
+        for _ in range(2):
+            assert sampler(wide, n, sampled[:1].cuda()).logprobs.shape == (1, n + 1)
+        assert integration.counters().calls["original", "logprobs error: ValueError"] == 2
+        integration.unregister()

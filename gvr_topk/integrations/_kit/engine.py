@@ -79,6 +79,7 @@ class Engine:
         try:
             asked = environment.user_mode(self.enable)
             environment.verify_calls()
+            environment.sampler()
         except ValueError as error:
             return Outlook(None, str(error))
         mode = asked or self.default

@@ -10,6 +10,9 @@
     ``0`` off; ``1`` on where the engine chooses the top-k itself; ``force`` on also where another top-k was
     chosen, and in versions that this package does not know, as long as what it hooks fits. Unset is ``1`` for
     vLLM and ``0`` for SGLang.
+``GVR_TOPK_SAMPLER``
+    ``1``, or ``force``, on: vLLM's log-probabilities are computed by `gvr_topk.sampling`. Unset is ``0``. It
+    needs the integration itself to be on.
 ``GVR_TOPK_VLLM_METRICS_DIR``
     Directory in which every process of vLLM keeps a file of its counters in Prometheus text format.
 ``TRTLLM_GVR_TOPK``
@@ -45,6 +48,7 @@ VERIFY = "GVR_TOPK_VERIFY"
 VERIFY_TRTLLM = "TRTLLM_GVR_TOPK_VERIFY"
 ENABLE_VLLM = "GVR_TOPK_VLLM"
 ENABLE_SGLANG = "GVR_TOPK_SGLANG"
+ENABLE_SAMPLER = "GVR_TOPK_SAMPLER"
 METRICS_DIR_VLLM = "GVR_TOPK_VLLM_METRICS_DIR"
 ENABLE_TRTLLM = "TRTLLM_GVR_TOPK"
 OPTIONS = "TRTLLM_GVR_TOPK_OPTIONS"
@@ -81,6 +85,17 @@ def user_mode(variable: str) -> Mode | None:
         return Mode(value)
     except ValueError:
         raise ValueError(f"{variable}: wanted 0, 1 or force, got {value!r}") from None
+
+
+def sampler() -> bool:
+    """Whether ``GVR_TOPK_SAMPLER`` asks for the functions of a sampler.
+
+    Raises
+    ------
+    ValueError
+        As for `user_mode`.
+    """
+    return user_mode(ENABLE_SAMPLER) in (Mode.ON, Mode.FORCE)
 
 
 def verify_calls() -> int:
@@ -155,6 +170,7 @@ def describe() -> list[tuple[str, str]]:
         OPTIONS: options,
         ENABLE_VLLM: lambda: user_mode(ENABLE_VLLM),
         ENABLE_SGLANG: lambda: user_mode(ENABLE_SGLANG),
+        ENABLE_SAMPLER: sampler,
         VERIFY: verify_calls,
         VERIFY_TRTLLM: verify_calls,
     }

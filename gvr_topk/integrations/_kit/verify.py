@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,28 +95,49 @@ class Verifier:
             The engine has selected other values. What is in the items of `selected` is then of no use.
         """
         scores, items, *_ = selected[0]
-        left = self._left.setdefault(op, self._calls)
-        if not left or scores.shape[1] <= items.shape[1] or capturing(scores.device):
+        if scores.shape[1] <= items.shape[1] or not self.compares(op, scores.device):
             return
         ours = [one.items.clone() for one in selected]
         for one in selected:
             one.items.fill_(PADDING)  # the engines fill their buffers so
-        try:
-            returned = original()
-        except Exception as error:  # ours can still serve
-            self._left[op] = 0
-            self._say("warning", f"not verified: {self._engine}'s own {op}: {one_line(error)}")
-        else:
+
+        def agree(returned: object) -> bool:
             theirs = [one.items for one in selected]
             if isinstance(returned, Tensor):
                 theirs = [returned[:, : items.shape[1]]]
-            agree = [self._agree(*results) for results in zip(selected, ours, theirs, strict=True)]
-            if all(agree):
-                self._left[op] = left - 1
-                if left == 1:
-                    self._say("info", f"verified {self._calls} calls of {op}")
+            agreed = [self._agree(*results) for results in zip(selected, ours, theirs, strict=True)]
+            return all(agreed)
+
+        self.compare(op, original, agree)
         for one, kept in zip(selected, ours, strict=True):
             one.items.copy_(kept)
+
+    def compares(self, op: str, device: torch.device) -> bool:
+        """Whether a call of an op on a device is one of those to compare."""
+        return self._left.setdefault(op, self._calls) > 0 and not capturing(device)
+
+    def compare(self, op: str, original: Callable[[], Any], agree: Callable[[Any], bool]) -> None:
+        """Compare one call of an op that has other results than items.
+
+        Parameters
+        ----------
+        op : str
+            What the log calls the op.
+        original : callable
+            Lets the engine compute.
+        agree : callable
+            Takes what `original` returned. Returns whether this call counts, or raises `Differs`.
+        """
+        try:
+            theirs = original()
+        except Exception as error:  # ours can still serve
+            self._left[op] = 0
+            self._say("warning", f"not verified: {self._engine}'s own {op}: {one_line(error)}")
+            return
+        if agree(theirs):
+            self._left[op] -= 1
+            if self._left[op] == 0:
+                self._say("info", f"verified {self._calls} calls of {op}")
 
     def _agree(self, selected: Selected, ours: Tensor, theirs: Tensor) -> bool:
         """Return whether a row of k items was compared; raise `Differs` if a row has other values."""

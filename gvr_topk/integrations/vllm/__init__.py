@@ -1,8 +1,9 @@
 """Replace the decode and prefill top-k of vLLM's sparse-attention models, without changing vLLM's files.
 
 vLLM calls `register` through the entry point ``gvr_topk`` of the group ``vllm.general_plugins``, in every
-process and before models are loaded. It watches for four modules of vLLM and patches each once it has been
-imported. `gvr_topk.integrations.vllm.upstream` lists what is patched, and what is assumed about it.
+process and before models are loaded. It watches for some modules of vLLM and patches each once it has been
+imported. With ``GVR_TOPK_SAMPLER=1`` it replaces the log-probabilities of the V2 model runner, too.
+`gvr_topk.integrations.vllm.upstream` lists what is patched, and what is assumed about it.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations._kit.counters import Snapshot
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import LogOnce, one_line
@@ -21,6 +22,7 @@ from gvr_topk.integrations._kit.signatures import Checker, PatchPoint, check_liv
 from gvr_topk.integrations._kit.transaction import Transaction
 from gvr_topk.integrations.vllm.hook import LayerHook
 from gvr_topk.integrations.vllm.imports import unwatch, watch
+from gvr_topk.integrations.vllm.logprobs import LogprobsHook
 from gvr_topk.integrations.vllm.metrics import CallMetrics
 from gvr_topk.integrations.vllm.upstream import (
     ATTENTION_MODULE,
@@ -32,8 +34,10 @@ from gvr_topk.integrations.vllm.upstream import (
     POINTS,
     PREFILL,
     RESOLVE,
+    SAMPLER_MODULES,
     TOP_K,
     TOP_K_MODULE,
+    TOPK_SCORES,
 )
 
 LOGGER = "vllm.gvr_topk"
@@ -51,6 +55,7 @@ class _Integration:
         self.patches = Transaction()
         self.metrics = CallMetrics()
         self.hook: LayerHook | None = None
+        self.logprobs: LogprobsHook | None = None
         self.started = False
         self.refused = ""
         self.connected: set[str] = set()
@@ -65,6 +70,8 @@ class _Integration:
             self.refuse(reason, off=mode is Mode.OFF)
             return
         self.hook = LayerHook(self.metrics, mode, self.say)
+        if environment.sampler():
+            self.logprobs = LogprobsHook(self.metrics, self.say)
         try:
             self.metrics.open()
         except (ImportError, ValueError) as error:
@@ -94,6 +101,12 @@ class _Integration:
         elif name == ATTENTION_MODULE and callable(getattr(module, INDEXER.name, None)):
             self.patches.wrap(module, INDEXER.name, hook.wrap_indexer)
         # Without either function the layer is unknown, and the op runs without state.
+        elif name in SAMPLER_MODULES and self.logprobs is not None:
+            finding = check_live(TOPK_SCORES, module)
+            if finding.good:
+                self.patches.wrap(module, TOPK_SCORES.name, self.logprobs.wrap)
+            else:
+                self.say("warning", f"log-probabilities stay vLLM's own: {finding}")
 
     def _replace_prefill(self, hook: LayerHook, module: ModuleType) -> None:
         finding = check_live(PREFILL, module)
@@ -175,8 +188,9 @@ def describe() -> list[tuple[str, str]]:
         return [("vLLM", "not installed")]
     checker = Checker(root, {})
     findings = [checker.check(point) for point in POINTS]
+    scores = checker.check(TOPK_SCORES)
     rows = [("vLLM", f"{ENGINE.version()} in {root}"), ("entry point", _entry_point())]
-    rows += [finding.row for finding in findings]
+    rows += [finding.row for finding in (*findings, scores)]
     bad = [finding for finding in findings if not finding.good]
     mode, reason = ENGINE.outlook()
     if not reason and bad:
@@ -188,6 +202,8 @@ def describe() -> list[tuple[str, str]]:
         if mode is Mode.FORCE
         else ("where sparse_indexer_topk_backend is auto")
     )
+    if not reason and environment.sampler() and scores.good:
+        where += ", and log-probabilities"
     rows.append(
         ("would happen", f"nothing: {reason}" if reason else f"decode and prefill top-k are replaced {where}")
     )

@@ -7,7 +7,7 @@ installed, and one difference is enough to leave all of vLLM as it is.
 from __future__ import annotations
 
 from gvr_topk.integrations._kit.engine import Engine
-from gvr_topk.integrations._kit.environment import ENABLE_VLLM, Mode
+from gvr_topk.integrations._kit.environment import ENABLE_SAMPLER, ENABLE_VLLM, Mode
 from gvr_topk.integrations._kit.signatures import PatchPoint
 
 ENGINE = Engine("vLLM", "vllm", ENABLE_VLLM, Mode.ON, ("0.33",), "vllm.general_plugins")
@@ -17,6 +17,14 @@ INDEXER_MODULE = "vllm.model_executor.layers.sparse_attn_indexer"
 BUILDER_MODULE = "vllm.v1.attention.backends.mla.indexer"
 ATTENTION_MODULE = "vllm.models.deepseek_v32.attention"
 CONTEXT_MODULE = "vllm.forward_context"
+
+OUTPUTS_MODULE = "vllm.v1.outputs"
+SAMPLER_MODULES = (
+    "vllm.v1.worker.gpu.sample.sampler",
+    "vllm.v1.worker.gpu.spec_decode.rejection_sampler",
+    "vllm.v1.worker.gpu.sample.prompt_logprob",
+)
+"""Modules of the V2 model runner that call `TOPK_SCORES`, each by a name of its own."""
 
 AUTO = "auto"
 """Value of ``kernel_config.sparse_indexer_topk_backend`` with which vLLM chooses its top-k itself."""
@@ -58,6 +66,16 @@ RESOLVE = PatchPoint(
     "wrapped: names the layer where the indexer runs as torch.ops.vllm.sparse_attn_indexer",
     more="any",
 )
+TOPK_SCORES = PatchPoint(
+    "compute_topk_scores",
+    "function",
+    "vllm.v1.worker.gpu.sample.logprob",
+    (
+        *("logits", "num_logprobs", "sampled_token_ids", "cu_num_logits", "logprob_token_ids_state"),
+        *("expanded_idx_mapping", "max_per_req_token_ids", "logits_mode"),
+    ),
+    f"with {ENABLE_SAMPLER}=1 wrapped where the V2 model runner calls it; the original stays as the fallback",
+)
 BUILDER_OBJECT = PatchPoint(
     "DeepseekV32IndexerMetadataBuilder()",
     "instance",
@@ -81,7 +99,8 @@ COMMON_OBJECT = PatchPoint(
 )
 
 POINTS = (TOP_K, PREFILL, BUILD, INDEXER, BUILDER_OBJECT, METADATA_OBJECT, COMMON_OBJECT)
-"""All points that must be there, in the order in which they are reported."""
+"""All points that must be there, in the order in which they are reported. Without `TOPK_SCORES`, only
+log-probabilities stay vLLM's own."""
 
-WATCHED = (TOP_K_MODULE, INDEXER_MODULE, BUILDER_MODULE, ATTENTION_MODULE)
+WATCHED = (TOP_K_MODULE, INDEXER_MODULE, BUILDER_MODULE, ATTENTION_MODULE, *SAMPLER_MODULES)
 """Modules that are patched after their import."""

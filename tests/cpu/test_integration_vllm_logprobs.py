@@ -1,0 +1,269 @@
+"""Log-probabilities of a fake of vLLM 0.33's V2 runner, computed by our op if asked for; how that fails."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from vllm_engine import HERE, Log, Runner, fake_vllm
+
+from gvr_topk.integrations import vllm as integration
+from gvr_topk.integrations._kit import environment
+from gvr_topk.integrations.vllm import logprobs, plugin
+from gvr_topk.integrations.vllm.upstream import SAMPLER_MODULES
+from gvr_topk.sampling import TopkLogprobs, topk_logprobs
+
+OURS, VLLMS = ("gvr_topk", "logprobs"), "original"
+WIDTH = 300
+LINE = "gvr_topk in vLLM 0.33.0: "
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Lines of the integration in a process that can import the fake, with the switch on."""
+    for name in [name for name in os.environ if name.startswith(("GVR_TOPK", "VLLM"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GVR_TOPK_SAMPLER", "1")
+    handler, logger = Log(), logging.getLogger(plugin.LOGGER)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    with fake_vllm():
+        yield handler.lines
+        integration.unregister()
+    logger.removeHandler(handler)
+
+
+def loaded() -> list[Any]:
+    """The sampler, the rejection sampler, and the prompts' log-probabilities."""
+    return [importlib.import_module(name) for name in SAMPLER_MODULES]
+
+
+def rows(count: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Logits with masked tokens, and a token of each row; the rows are longer than the vocabulary."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = 4 * torch.randn(count, WIDTH + 20, generator=draw)[:, :WIDTH]
+    logits[:, ::7] = -torch.inf
+    sampled = torch.randint(WIDTH, (count,), generator=draw)
+    sampled[0] = 7  # whose probability is zero
+    return logits, sampled
+
+
+def assert_like(got: Any, logits: Tensor, n: int, sampled: Tensor, ours: bool = True) -> None:
+    assert type(got).__name__ == "LogprobsTensors"
+    ids = got.logprob_token_ids
+    ranked = logits.sort(dim=1, descending=True, stable=True).indices
+    assert torch.equal(ids, torch.cat((sampled[:, None], ranked[:, :n]), 1))
+    exact = logits.double().log_softmax(1).gather(1, ids)
+    torch.testing.assert_close(got.logprobs.double(), exact, atol=1e-5, rtol=0)
+    assert got.logprobs.dtype == torch.float32
+    ranks = (logits >= logits.gather(1, sampled[:, None])).sum(1)
+    if not ours:  # places behind the row count, too
+        ranks[logits.gather(1, sampled[:, None])[:, 0] == -torch.inf] = 8192
+    assert torch.equal(got.selected_token_ranks, ranks)
+
+
+def calls() -> dict[tuple[str, str], int]:
+    return integration.counters().calls
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_caller_is_served(log: list[str], dtype: torch.dtype, early: bool, monkeypatch: Any) -> None:
+    """Whether vLLM's modules are loaded before the plugin or after it."""
+    if early:
+        loaded()
+    integration.register()
+    sampler, rejection, prompt = loaded()
+    logits, sampled = rows()
+    logits = logits.to(dtype)
+    for n in (0, 1, 20):
+        assert_like(got := sampler.Sampler()(logits, n, sampled), logits, n, sampled)
+        assert got.cu_num_generated_tokens is None and got.cu_num_generated_tokens_tensor is None
+    assert_like(sampler.compute_topk_scores(logits, 2, sampled), logits, 2, sampled)
+    tokens = torch.tensor([[9, 10, 11], [12, -1, -1], [13, 14, -1]])
+    starts, lengths = torch.tensor([0, 3, 4, 6], dtype=torch.int32), torch.tensor([3, 1, 2])
+    for adaptive in (False, True):
+        verifier = rejection.RejectionSampler(sampler.Sampler(), adaptive)
+        got = verifier._get_logprobs_tensors(tokens, lengths, logits, starts, 5)
+        assert_like(got, logits, 5, torch.arange(9, 15))
+        assert got.cu_num_generated_tokens == (None if adaptive else [0, 3, 4, 6])
+        on_device = got.cu_num_generated_tokens_tensor
+        assert torch.equal(on_device, starts) if adaptive else on_device is None
+    monkeypatch.setattr(prompt, "CHUNK_SIZE", 4)
+    parts = prompt.compute_prompt_logprobs_with_chunking(sampled.int(), logits, lambda states: states, 3)
+    whole = topk_logprobs(logits, 3, sampled)
+    assert all(map(torch.equal, parts, whole))
+    assert calls() == {OURS: 8}
+    assert log == [LINE + "on: log-probabilities of 0 and the sampled token"]
+
+
+@pytest.mark.parametrize("value", [None, "0"])
+def test_off_unless_asked_for(log: list[str], monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    monkeypatch.delenv("GVR_TOPK_SAMPLER")
+    if value is not None:
+        monkeypatch.setenv("GVR_TOPK_SAMPLER", value)
+    integration.register()
+    assert not any(hasattr(module.compute_topk_scores, "__wrapped__") for module in loaded())
+    loaded()[0].Sampler()(*rows()[:1], 3, rows()[1])
+    assert calls() == {} and log == []
+
+
+def test_unregister_restores_every_name(log: list[str]) -> None:
+    before = [module.compute_topk_scores for module in loaded()]
+    integration.register()
+    assert [module.compute_topk_scores.__wrapped__ for module in loaded()] == before
+    integration.unregister()
+    assert [module.compute_topk_scores for module in loaded()] == before
+
+
+def test_what_vllm_computes_itself(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is switched off by it."""
+    monkeypatch.setattr(logprobs, "MAX_RANKED_TOKENS", 20)
+    integration.register()
+    sampler, _, prompt = loaded()
+    logits, sampled = rows()
+    own = sampler.compute_topk_scores.__wrapped__
+    for given, n, scores, reason in (
+        ({"logprobs_mode": "raw_logits"}, 3, logits, "are logits"),
+        ({"token_ids": [[5, 6]] * 6}, 3, logits, "of given tokens"),
+        ({}, 21, logits, "of too many tokens"),
+        ({}, 3, logits.double(), "layout"),
+        ({}, 3, logits.t().contiguous().t(), "layout"),
+    ):
+        before = calls().get((VLLMS, f"logprobs {reason}"), 0)
+        got = sampler.Sampler(**given)(scores, n, sampled)
+        assert calls()[VLLMS, f"logprobs {reason}"] == before + 1
+        if reason in ("layout", "of too many tokens"):
+            assert all(map(torch.equal, got[:3], own(scores, n, sampled)[:3]))
+    prompt.compute_prompt_logprobs_with_chunking(sampled, logits, lambda states: states, -1)
+    assert OURS not in calls() and sum(calls().values()) == 6
+    sampler.Sampler()(logits, 20, sampled)
+    assert calls()[OURS] == 1 and len(log) == 1
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, change: Callable[[TopkLogprobs], object]) -> None:
+    def run(*arguments: Any) -> TopkLogprobs:
+        found = topk_logprobs(*arguments)
+        change(found)
+        return found
+
+    monkeypatch.setattr(logprobs, "topk_logprobs", run)
+
+
+def fail(found: TopkLogprobs) -> None:
+    raise RuntimeError("no room\nfor this launch")
+
+
+def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The top-k of the layers goes on."""
+    integration.register()
+    sampler, *_ = loaded()
+    logits, sampled = rows()
+    broken(monkeypatch, fail)
+    for _ in range(2):
+        assert_like(sampler.Sampler()(logits, 4, sampled), logits, 4, sampled, ours=False)
+        monkeypatch.undo()
+    runner = Runner()
+    runner.step([runner.add("a", 300)])
+    assert calls() == {(VLLMS, "logprobs error: RuntimeError"): 2, ("gvr_topk", "hint"): 2}
+    assert log[0] == LINE + (
+        "fell back: log-probability: RuntimeError: no room for this launch."
+        " vLLM's own log-probability top-k serves from now on"
+    )
+
+
+def test_an_argument_that_is_not_known(log: list[str]) -> None:
+    integration.register()
+    sampler, *_ = loaded()
+    with pytest.raises(TypeError, match="unexpected keyword"):  # of vLLM's own function
+        sampler.compute_topk_scores(*rows()[:1], 3, rows()[1], temperature=1.0)
+    assert calls() == {(VLLMS, "logprobs error: TypeError"): 1}
+
+
+def test_the_first_calls_are_verified(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ties may be named in any order, and a call whose rows all have NaN does not count."""
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "2")
+    integration.register()
+    sampler, *_ = loaded()
+    lines = []
+    logits, sampled = rows()
+    nan = logits.clone()
+    nan[:, 5] = torch.nan
+    tied = logits.round().clamp(min=-20)
+    for scores in (nan, tied, logits, logits):
+        sampler.Sampler()(scores, 9, sampled)
+        lines.append(len(log))
+    assert calls() == {OURS: 4} and lines == [1, 1, 2, 2]
+    assert log[0] == LINE + "on: log-probabilities of 9 and the sampled token"
+    assert log[1] == LINE + "verified 2 calls of logprobs"
+
+
+WRONG: list[tuple[str, Callable[[TopkLogprobs], object]]] = [
+    ("a token is named twice", lambda found: found.ids[2, 2].copy_(found.ids[2, 1])),
+    ("a token has another logit", lambda found: found.ids[2, 2:4].copy_(found.ids[2, 2:4].flip(0))),
+    ("a token has another logit", lambda found: found.ids[2, 0].add_(1)),
+    ("a log-probability differs", lambda found: found.logprobs[2, 5].mul_(1.01)),
+    ("a log-probability differs", lambda found: found.logprobs[2, 0].fill_(-torch.inf)),
+    ("the rank differs", lambda found: found.ranks[2].add_(1)),
+]
+
+
+@pytest.mark.parametrize(("what", "change"), WRONG, ids=range(len(WRONG)))
+def test_a_result_that_is_wrong_is_noticed(
+    log: list[str], monkeypatch: pytest.MonkeyPatch, what: str, change: Callable[[TopkLogprobs], object]
+) -> None:
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "8")
+    integration.register()
+    sampler, *_ = loaded()
+    logits, sampled = rows()
+    broken(monkeypatch, change)
+    for _ in range(2):
+        assert_like(sampler.Sampler()(logits, 6, sampled), logits, 6, sampled, ours=False)
+    (line,) = log
+    assert f"fell back: log-probability: Differs: row 2 of 6: {what}. vLLM's own" in line
+    assert calls() == {(VLLMS, "logprobs error: Differs"): 2}
+
+
+def test_a_function_that_has_changed_is_left_alone(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line says so, and the top-k of the layers is replaced all the same."""
+
+    def compute_topk_scores(logits: Tensor, num_logprobs: int, tokens: Tensor) -> None: ...
+
+    for module in loaded():
+        monkeypatch.setattr(module, "compute_topk_scores", compute_topk_scores)
+    integration.register()
+    assert all(module.compute_topk_scores is compute_topk_scores for module in loaded())
+    (line,) = log
+    start = (
+        "log-probabilities stay vLLM's own: compute_topk_scores in vllm.v1.worker.gpu.sample.logprob: wanted"
+    )
+    assert line.startswith(f"{LINE}{start} logits, num_logprobs, sampled_token_ids, cu_num_logits")
+    assert line.endswith("as its parameters, got logits, num_logprobs, tokens")
+    runner = Runner()
+    runner.step([runner.add("a", 300)])
+    assert calls() == {("gvr_topk", "hint"): 2}
+
+
+def test_doctor(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "_entry_points", lambda: ["there"])
+    rows = dict(integration.describe())
+    assert rows["compute_topk_scores"].startswith("ok: with GVR_TOPK_SAMPLER=1 wrapped")
+    assert rows["would happen"].endswith("where sparse_indexer_topk_backend is auto, and log-probabilities")
+    monkeypatch.setenv("GVR_TOPK_SAMPLER", "0")
+    assert dict(integration.describe())["would happen"].endswith("is auto")
+    monkeypatch.setenv("GVR_TOPK_SAMPLER", "all")
+    wrong = "GVR_TOPK_SAMPLER: wanted 0, 1 or force, got 'all'"
+    assert dict(integration.describe())["would happen"] == f"nothing: {wrong}"
+    assert ("GVR_TOPK_SAMPLER", f"refused: {wrong}") in environment.describe()
+    integration.register()
+    assert log == [f"{LINE}refused: {wrong}. vLLM serves with its own top-k"]
+
+
+def test_the_fake_is_the_one_that_is_loaded(log: list[str]) -> None:
+    assert all(str(HERE) in module.__file__ for module in loaded())
