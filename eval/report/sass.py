@@ -1,7 +1,7 @@
 """Warp collectives in machine code that lanes may reach apart.
 
 A branch that only some lanes of a warp take ends at a BSYNC, where lanes should be together again. On an H200
-they once were not (``cpp/kernels/ptx/registers.cuh``). Where the compiler expects that, it guards the
+they once were not (``cpp/kernels/ptx/warp.cuh``). Where the compiler expects that, it guards the
 collective behind: a WARPSYNC, or a BRA.DIV to one. `unguarded` finds the collectives that a BSYNC reaches
 without a guard on some path, in the output of ``nvdisasm -c`` (with source lines: ``-gi``).
 
@@ -34,7 +34,7 @@ SAME_IN_ALL_LANES = {
         "fallback/verify.cuh: "
         "bits = finite ? match_tile(tile, begin, ctx.end, [&](float x) { return !(x < lo); })"
     ),
-    "cluster/row_sample.cuh: for (int e = 0; e < kSampleVec; ++e) {",  # in each round `at_once`
+    "cluster/sample.cuh: for (int e = 0; e < kSampleVec; ++e) {",  # in each round `at_once`
     "resident/count_and_emit.cuh: if (tie_key != kAbsentKey) {",
     "resident/cluster_tile.cuh: for (int j = 0; j < kVecs; ++j) {",  # up to the row's vectors in a lane
     "resident/cluster_tile.cuh: if (length >= (32 - lane) * vecs * kPerVec<T>) return;",  # see there

@@ -15,7 +15,7 @@ enum StatsColumn : int32_t {
   kStatCandidates = 2,  // elements that reached refinement
   kStatSnap = 3,        // refinement iterations
   kStatHits = 4,   // hinted positions whose value is at or above the k-th, duplicates counted; -1: no hint.
-                   // Without the first position where slots are claimed (core/slot_claims.cuh).
+                   // Without the first position where slots are claimed (core/output_writer.cuh).
   kStatGuess = 5,  // GuessSource
   kStatGuessHit = 6,  // whether the first guess was good
   kStatDone = 7,      // radix rounds after the guess; for the paper's kernel, its SearchEnd

@@ -9,7 +9,7 @@
 //   find the best others;
 // - publish: the chosen blocks are written, in ascending order;
 // - gather: the scores of the candidates, which are the chosen or the given blocks, are loaded into registers
-//   (blocks/candidate_tile.cuh). More than k blocks are chosen, so the top k are among them
+//   (blocks/block_tile.cuh). More than k blocks are chosen, so the top k are among them
 //   (gvr_topk/policy.h);
 // - select: radix rounds find the k-th of them;
 // - emit: their positions are staged in shared memory in ascending order, and written.
@@ -19,11 +19,10 @@
 #pragma once
 
 #include "blocks/block_tile.cuh"
-#include "blocks/candidate_tile.cuh"
 #include "blocks/config.cuh"
 #include "cluster/row_job.cuh"
-#include "ptx/grid.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/warp.cuh"
 #include "small_row/key_rounds.cuh"
 
 namespace gvr_topk::blocks {

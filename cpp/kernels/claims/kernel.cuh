@@ -1,9 +1,9 @@
-// Claims slots for the rows that are the last to name them (core/slot_claims.cuh).
+// Claims slots for the rows that are the last to name them (core/output_writer.cuh).
 //
 // Grid: one CTA of 1,024 threads. It reads 4 bytes for each row, and so takes little of the rows' own time.
 #pragma once
 
-#include "core/slot_claims.cuh"
+#include "core/output_writer.cuh"
 
 namespace gvr_topk::claims {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/key_interval.cuh"
+#include "core/key_range.cuh"
 
 namespace gvr_topk {
 

@@ -4,11 +4,10 @@
 
 #include "cluster/counts.cuh"
 #include "cluster/row_context.cuh"
-#include "core/phase_clock.cuh"
-#include "ptx/cluster.cuh"
-#include "ptx/mbarrier.cuh"
+#include "core/row_report.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "ptx/cluster.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
 
 namespace gvr_topk {

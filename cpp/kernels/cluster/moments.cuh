@@ -4,10 +4,9 @@
 // The loads need neither hint nor length, and no CTA depends on another.
 #pragma once
 
-#include "cluster/row_sample.cuh"
-#include "cluster/sample_interval.cuh"
-#include "ptx/math.cuh"
+#include "cluster/sample.cuh"
 #include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk {
 

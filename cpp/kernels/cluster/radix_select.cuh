@@ -11,7 +11,7 @@
 #include "core/histogram.cuh"
 #include "core/key_range.cuh"
 #include "core/row_view.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk {
 

@@ -10,9 +10,9 @@
 #include "core/launch_traits.cuh"
 #include "core/row_view.cuh"
 #include "gvr_topk/params.h"
-#include "ptx/cluster.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk {
 

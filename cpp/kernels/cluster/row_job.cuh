@@ -2,16 +2,14 @@
 // writes results, statistics and the next state.
 #pragma once
 
-#include "cluster/dropped_rows.cuh"
 #include "cluster/exchange.cuh"
 #include "cluster/guess.cuh"
-#include "cluster/hint_hits.cuh"
 #include "cluster/row_context.cuh"
+#include "cluster/row_options.cuh"
 #include "cluster/step_state.cuh"
 #include "core/output_writer.cuh"
-#include "core/row_stats.cuh"
-#include "core/slot_claims.cuh"
-#include "ptx/mbarrier.cuh"
+#include "core/row_report.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
 
 namespace gvr_topk {

@@ -6,7 +6,6 @@
 #include "cluster/row_context.cuh"
 #include "core/config.cuh"
 #include "core/histogram.cuh"
-#include "core/key_interval.cuh"
 #include "core/key_range.cuh"
 #include "core/lane_ranks.cuh"
 

@@ -80,7 +80,7 @@ struct RowFacts {
   StepState state;
   int32_t length;  // length of the row
   int32_t slot;    // negative: the row has none
-  bool owns_slot;  // the row has the claim of its slot; only if slots are claimed (core/slot_claims.cuh)
+  bool owns_slot;  // the row has the claim of its slot; only if slots are claimed (core/output_writer.cuh)
 };
 
 }  // namespace gvr_topk

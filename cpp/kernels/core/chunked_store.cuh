@@ -5,8 +5,7 @@
 #include <cstdint>
 
 #include "core/config.cuh"
-#include "ptx/registers.cuh"
-#include "ptx/warp_scan.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk {
 

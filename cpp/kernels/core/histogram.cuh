@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "ptx/memory.cuh"
-#include "ptx/warp_scan.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk {
 

@@ -27,7 +27,7 @@ inline bool may_share_slots(const TopkParams& p) {
   return p.row_slot != nullptr && p.state_indices != nullptr && p.next_state == nullptr && p.rows > p.next_n;
 }
 
-// Whether the rows of a launch learn from claims (core/slot_claims.cuh) that a later row names their slot.
+// Whether the rows of a launch learn from claims (core/output_writer.cuh) that a later row names their slot.
 // With few requests each row searches the later ones itself, which takes less time than another launch.
 // A claim takes the place of a kept position: statistics count one hit less, and the paper's guess is made of
 // one value less.

@@ -8,7 +8,7 @@
 #include "core/launch.cuh"
 #include "gvr_topk/params.h"
 #include "gvr_topk/policy.h"
-#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk {
 

@@ -1,4 +1,12 @@
 // Writes the results of a row: positions for the caller, and for the next step.
+//
+// Claims decide, in launches of many rows, which row leaves its positions in a slot that several rows may
+// name.
+//
+// A claim is the number of a row, as a negative number other than -1, in place of the first position that the
+// slot keeps. A launch before that of the rows writes the greatest claim to each slot (claims/launch.cu). The
+// row whose claim it is writes all positions of the slot, the first one included; every other row then finds
+// either another claim or a position.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +14,17 @@
 #include "core/launch_traits.cuh"
 #include "gvr_topk/params.h"
 #include "ptx/memory.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk {
+
+constexpr int32_t kNoClaim = INT32_MIN;  // less than every claim
+
+__device__ __forceinline__ int32_t claim_of(int row) { return kNoClaim + 1 + row; }
+
+__device__ __forceinline__ int32_t* claim_at(const TopkParams& p, int slot) {
+  return p.state_indices + slot * p.state_indices_stride;
+}
 
 // Writes the results of one row. It writes only the row's own k items, whatever item number is passed. Item
 // numbers come from counts, and the counts of CTAs that read a row while it was overwritten do not fit

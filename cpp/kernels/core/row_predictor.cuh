@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/key.cuh"
-#include "ptx/math.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk {
 

@@ -6,6 +6,8 @@
 // consecutive elements in each lane instead.
 #pragma once
 
+#include <cstdint>
+
 #include "core/key.cuh"
 #include "gvr_topk/params.h"
 #include "gvr_topk/policy.h"
@@ -166,5 +168,23 @@ template <typename T>
 __device__ __forceinline__ int bit_position(int begin, int bit, int lane) {
   return vec_position<T>(begin, bit / kPerVec<T>, lane) + bit % kPerVec<T>;
 }
+
+// Returns the index at which vector `vec` of the 32 * `vecs` vectors that a warp has staged lies.
+// Neighbouring lanes read vectors that are `vecs` apart and need different banks. An odd distance gives them;
+// an even one needs the exclusive or.
+__device__ __forceinline__ uint32_t staged_index(uint32_t vec, int vecs) {
+  return vec ^ (vec >> 3 & (vecs % 2 - 1) & 7);
+}
+
+// The start of a row, as all warps of a CTA have staged it: 32 * `vecs` vectors each, in index order.
+struct StagedRow {
+  uint32_t begin;   // shared address of the first warp's vectors
+  uint32_t stride;  // bytes from one warp's vectors to those of the next
+  int vecs;         // 0: nothing that can be used is staged
+
+  __device__ __forceinline__ uint32_t address(int warp, uint32_t vec) const {
+    return begin + warp * stride + sizeof(uint4) * staged_index(vec, vecs);
+  }
+};
 
 }  // namespace gvr_topk

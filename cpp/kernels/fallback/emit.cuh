@@ -6,8 +6,8 @@
 #include "cluster/select.cuh"
 #include "core/lane_ranks.cuh"
 #include "core/output_writer.cuh"
-#include "core/phase_clock.cuh"
-#include "ptx/registers.cuh"
+#include "core/row_report.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk::fallback {
 

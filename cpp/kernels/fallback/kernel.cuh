@@ -18,8 +18,8 @@
 
 #include "cluster/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
-#include "ptx/grid.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk::fallback {
 

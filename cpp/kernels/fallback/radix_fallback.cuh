@@ -5,14 +5,13 @@
 #pragma once
 
 #include "cluster/guess.cuh"
-#include "cluster/missed_guess.cuh"
 #include "cluster/radix_select.cuh"
 #include "cluster/row_job.cuh"
 #include "cluster/select.cuh"
-#include "core/phase_clock.cuh"
+#include "core/row_report.cuh"
 #include "fallback/emit.cuh"
 #include "fallback/verify.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk::fallback {
 

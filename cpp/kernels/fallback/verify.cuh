@@ -7,9 +7,8 @@
 #include "cluster/exchange.cuh"
 #include "cluster/row_context.cuh"
 #include "core/lane_ranks.cuh"
-#include "core/phase_clock.cuh"
-#include "ptx/registers.cuh"
-#include "ptx/warp_scan.cuh"
+#include "core/row_report.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk::fallback {
 

@@ -15,10 +15,10 @@
 
 #include "cluster/radix_select.cuh"
 #include "cluster/row_job.cuh"
-#include "core/phase_clock.cuh"
+#include "core/row_report.cuh"
 #include "fallback/radix_fallback.cuh"
 #include "paper_gvr/refine.cuh"
-#include "ptx/grid.cuh"
+#include "ptx/barrier.cuh"
 
 namespace gvr_topk::paper_gvr {
 

@@ -2,7 +2,7 @@
 // 4.2.3). Refine snaps to the exact k-th value, and selects (section 4.2.4).
 #pragma once
 
-#include "cluster/dropped_rows.cuh"
+#include "cluster/row_options.cuh"
 #include "fallback/emit.cuh"
 #include "paper_gvr/verify.cuh"
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "prefill/config.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk::prefill {
 

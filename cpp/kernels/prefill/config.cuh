@@ -5,10 +5,10 @@
 #include "core/chunked_store.cuh"
 #include "core/config.cuh"
 #include "core/histogram.cuh"
+#include "core/prefill_rows.cuh"
 #include "core/row_predictor.cuh"
-#include "core/row_stats.cuh"
+#include "core/row_report.cuh"
 #include "core/tile_ring.cuh"
-#include "core/window.cuh"
 
 namespace gvr_topk::prefill {
 

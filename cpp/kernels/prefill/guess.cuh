@@ -5,10 +5,9 @@
 #pragma once
 
 #include "core/config.cuh"
-#include "core/key_interval.cuh"
 #include "core/key_range.cuh"
 #include "prefill/config.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk::prefill {
 

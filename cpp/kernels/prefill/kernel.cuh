@@ -20,12 +20,12 @@
 #pragma once
 
 #include "core/launch.cuh"
-#include "core/prefill_output.cuh"
+#include "core/prefill_rows.cuh"
 #include "gvr_topk/policy.h"
 #include "prefill/chunk_stream.cuh"
 #include "prefill/radix_rounds.cuh"
 #include "prefill/select.cuh"
-#include "ptx/grid.cuh"
+#include "ptx/barrier.cuh"
 
 namespace gvr_topk::prefill {
 

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "core/lane_ranks.cuh"
-#include "core/prefill_output.cuh"
+#include "core/prefill_rows.cuh"
 #include "prefill/guess.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk::prefill {
 

@@ -2,10 +2,10 @@
 // fetched meanwhile.
 #pragma once
 
-#include "core/window.cuh"
-#include "ptx/mbarrier.cuh"
+#include "core/prefill_rows.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
-#include "small_row/word_tile.cuh"
+#include "small_row/cta_tile.cuh"
 
 namespace gvr_topk::prefill_short {
 

@@ -2,8 +2,8 @@
 // listed elements follows the `SliceShared` struct.
 #pragma once
 
-#include "core/part_stream.cuh"
-#include "core/prefill_output.cuh"
+#include "core/prefill_rows.cuh"
+#include "core/tile_ring.cuh"
 #include "prefill/config.cuh"
 
 namespace gvr_topk::prefill_slice {

@@ -22,7 +22,7 @@
 #include "core/launch.cuh"
 #include "gvr_topk/policy.h"
 #include "prefill_slice/merge.cuh"
-#include "ptx/grid.cuh"
+#include "ptx/barrier.cuh"
 
 namespace gvr_topk::prefill_slice {
 

@@ -4,10 +4,9 @@
 #include "cluster/row_context.cuh"
 #include "core/config.cuh"
 #include "core/key.cuh"
-#include "core/staged_row.cuh"
-#include "ptx/compare.cuh"
+#include "core/row_view.cuh"
 #include "ptx/memory.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk::resident {
 

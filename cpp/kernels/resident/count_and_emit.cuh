@@ -4,11 +4,10 @@
 #include "cluster/exchange.cuh"
 #include "cluster/output_offset.cuh"
 #include "cluster/select.cuh"
-#include "core/key_interval.cuh"
+#include "core/key_range.cuh"
 #include "core/output_writer.cuh"
-#include "core/phase_clock.cuh"
-#include "ptx/registers.cuh"
-#include "ptx/warp_scan.cuh"
+#include "core/row_report.cuh"
+#include "ptx/warp.cuh"
 #include "resident/cluster_tile.cuh"
 
 namespace gvr_topk::resident {

@@ -20,11 +20,10 @@
 #include <algorithm>
 
 #include "cluster/guess.cuh"
-#include "cluster/missed_guess.cuh"
 #include "cluster/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
-#include "ptx/grid.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/warp.cuh"
 #include "resident/cluster_tile.cuh"
 #include "resident/count_and_emit.cuh"
 #include "resident/resolve_miss.cuh"

@@ -2,7 +2,7 @@
 // and nothing is read from global memory again.
 #pragma once
 
-#include "cluster/missed_guess.cuh"
+#include "cluster/guess.cuh"
 #include "cluster/predictor.cuh"
 #include "cluster/radix_select.cuh"
 #include "cluster/row_job.cuh"

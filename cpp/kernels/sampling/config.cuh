@@ -5,10 +5,9 @@
 
 #include "core/key.cuh"
 #include "gvr_topk/params.h"
-#include "ptx/cluster.cuh"
-#include "ptx/mbarrier.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk::sampling {
 

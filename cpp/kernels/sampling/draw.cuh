@@ -2,7 +2,7 @@
 // drawn one, and the place of each kept one.
 #pragma once
 
-#include "ptx/warp_scan.cuh"
+#include "ptx/warp.cuh"
 #include "sampling/select.cuh"
 
 namespace gvr_topk::sampling {

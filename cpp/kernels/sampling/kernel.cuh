@@ -19,7 +19,7 @@
 // changes meanwhile makes them disagree.
 #pragma once
 
-#include "ptx/grid.cuh"
+#include "ptx/barrier.cuh"
 #include "sampling/candidates.cuh"
 
 namespace gvr_topk::sampling {

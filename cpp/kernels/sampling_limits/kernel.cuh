@@ -10,7 +10,7 @@
 #include "core/key.cuh"
 #include "gvr_topk/params.h"
 #include "gvr_topk/sampling_arithmetic.h"
-#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk::sampling_limits {
 

@@ -14,8 +14,8 @@
 #pragma once
 
 #include "cluster/row_job.cuh"
-#include "core/phase_clock.cuh"
-#include "ptx/grid.cuh"
+#include "core/row_report.cuh"
+#include "ptx/barrier.cuh"
 #include "small_row/select_row.cuh"
 
 namespace gvr_topk::small_row {

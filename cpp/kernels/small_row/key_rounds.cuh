@@ -8,8 +8,7 @@
 #pragma once
 
 #include "core/key_range.cuh"
-#include "ptx/compare.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 #include "small_row/partition.cuh"
 #include "small_row/value_window.cuh"
 

@@ -4,9 +4,7 @@
 
 #include "core/histogram.cuh"
 #include "core/lane_ranks.cuh"
-#include "ptx/compare.cuh"
-#include "ptx/registers.cuh"
-#include "ptx/warp_scan.cuh"
+#include "ptx/warp.cuh"
 #include "small_row/cta_tile.cuh"
 
 namespace gvr_topk::small_row {

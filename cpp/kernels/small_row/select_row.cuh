@@ -6,7 +6,7 @@
 #pragma once
 
 #include "cluster/row_job.cuh"
-#include "core/phase_clock.cuh"
+#include "core/row_report.cuh"
 #include "small_row/key_rounds.cuh"
 #include "small_row/partition.cuh"
 #include "small_row/value_window.cuh"

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "fallback/radix_fallback.cuh"
-#include "ptx/mbarrier.cuh"
+#include "ptx/barrier.cuh"
 #include "small_row/select_row.cuh"
 
 namespace gvr_topk::small_row {

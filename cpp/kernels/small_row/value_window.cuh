@@ -4,9 +4,8 @@
 #pragma once
 
 #include "cluster/step_state.cuh"
-#include "ptx/compare.cuh"
 #include "ptx/memory.cuh"
-#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
 #include "small_row/partition.cuh"
 
 namespace gvr_topk::small_row {

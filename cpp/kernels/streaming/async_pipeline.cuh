@@ -1,16 +1,45 @@
-// Streams a warp's part of a long row through shared memory. Asynchronous copies run a few tiles ahead of the
-// filter.
+// Streams a warp's part of a long row through shared memory, and keeps its candidates with their values.
+// Asynchronous copies run a few tiles ahead of the filter.
 #pragma once
 
 #include "cluster/row_context.cuh"
 #include "cluster/smem_layout.cuh"
-#include "core/key_interval.cuh"
+#include "core/chunked_store.cuh"
+#include "core/key_range.cuh"
 #include "core/launch_traits.cuh"
 #include "core/tile_ring.cuh"
-#include "ptx/registers.cuh"
-#include "streaming/candidate_buffer.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk::streaming {
+
+struct CandidateBuffer : ChunkedStore<BufferedValue, kWarps> {
+  // The candidate that is first in index order: warps start mid-part, so earlier candidates follow the last.
+  int rotation = 0;
+
+  using ChunkedStore::ChunkedStore;
+
+  // Whether `x` was buffered: padding is -inf, and -inf never is.
+  __device__ __forceinline__ static bool is_buffered(const BufferedValue& x) { return x.value != -INFINITY; }
+
+  // Turns every NaN into infinity and everything else into -inf, because NaN itself does not compare. All
+  // lanes take part.
+  __device__ __forceinline__ void keep_only_nan(int lane) const {
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < count; i += 32) {
+      BufferedValue& x = store[chunks[i >> kLog2Chunk] * kChunk + (i & (kChunk - 1))];
+      x.value = x.value != x.value ? INFINITY : -INFINITY;
+    }
+    __syncwarp();
+  }
+
+  // Calls visit(candidate) for this lane's part of the candidates, in index order. All lanes take part; some
+  // get -inf.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each(int lane, Visit visit) const {
+    ChunkedStore::for_each(lane, rotation, BufferedValue{0, -INFINITY}, visit);
+  }
+};
 
 // A warp's part of the row, and the ring that its tiles pass through.
 template <typename T>

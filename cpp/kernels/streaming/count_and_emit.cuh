@@ -6,8 +6,8 @@
 #include "cluster/predictor.cuh"
 #include "cluster/row_job.cuh"
 #include "cluster/select.cuh"
-#include "ptx/registers.cuh"
-#include "streaming/candidate_buffer.cuh"
+#include "ptx/warp.cuh"
+#include "streaming/async_pipeline.cuh"
 
 namespace gvr_topk::streaming {
 

@@ -8,7 +8,7 @@
 // - guess: an interval of keys that is believed to hold the k-th, from the state that the last step left,
 //   or from a sample of the row (cluster/guess.cuh);
 // - collect: each warp streams its part of the row and keeps, in index order, the elements at or above the
-//   interval's lower end (streaming/async_pipeline.cuh, streaming/candidate_buffer.cuh);
+//   interval's lower end (streaming/async_pipeline.cuh, streaming/async_pipeline.cuh);
 // - verify: candidates are counted above the interval and listed inside, and one exchange joins the CTAs;
 // - refine: the exact k-th key is found among the listed ones (cluster/select.cuh);
 // - emit: each CTA writes its selected positions, and one thread the state for the next step.
@@ -24,7 +24,7 @@
 #include "cluster/guess.cuh"
 #include "cluster/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
-#include "ptx/grid.cuh"
+#include "ptx/barrier.cuh"
 #include "small_row/solo_row.cuh"
 #include "streaming/async_pipeline.cuh"
 #include "streaming/count_and_emit.cuh"
@@ -48,7 +48,7 @@ __device__ __forceinline__ void prefetch_row(const RowContext<T>& ctx) {
   }
 }
 
-// The first CTA's part of a row that streams holds the first k positions (streaming/masked_rows.cuh).
+// The first CTA's part of a row that streams holds the first k positions (streaming/resolve_miss.cuh).
 static_assert(kWarps * warp_span(longest_solo_row(Family::kStreaming) + 1, log2_of(kMaxClusterSize), 4) >=
               kStreamingMaxK);
 

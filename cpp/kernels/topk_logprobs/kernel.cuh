@@ -15,7 +15,7 @@
 // changes meanwhile makes them disagree.
 #pragma once
 
-#include "ptx/grid.cuh"
+#include "ptx/barrier.cuh"
 #include "sampling/candidates.cuh"
 
 namespace gvr_topk::topk_logprobs {

@@ -1,4 +1,4 @@
-// The optional statistics of a row.
+// The optional statistics of a row, and stamps of the SM clock at phase boundaries.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +47,24 @@ struct RowReport {
   __device__ __forceinline__ void write(int32_t* stats) const {
     write_stats(stats, reason, passes, static_cast<int>(candidates), 0, -1, source, guess_hit, rounds);
   }
+};
+
+struct PhaseClock {
+#ifdef GVR_PHASE_TIMING
+  int64_t* out;
+  bool active;
+  int next = 0;
+
+  __device__ PhaseClock(int64_t* clocks, int row, bool writer)
+      : out(clocks + row * kPhaseStamps), active(clocks != nullptr && writer) {}
+
+  __device__ __forceinline__ void stamp() {
+    if (active && next < kPhaseStamps) out[next++] = clock64();
+  }
+#else
+  __device__ __forceinline__ PhaseClock(int64_t*, int, bool) {}
+  __device__ __forceinline__ void stamp() {}
+#endif
 };
 
 }  // namespace gvr_topk

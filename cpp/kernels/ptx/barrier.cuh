@@ -1,4 +1,6 @@
-// Transaction barriers (mbarriers) in shared memory, and the stores and bulk copies that complete at them.
+// Waits between CTAs and between kernels: clusters and addresses in another CTA's shared memory; transaction
+// barriers (mbarriers) in shared memory, and the stores and bulk copies that complete at them; programmatic
+// dependent launch, the overlap of a kernel with the kernels before and after it.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +8,59 @@
 #include "ptx/stress_hooks.cuh"
 
 namespace gvr_topk::ptx {
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t r;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
+
+// Arrive and wait are separate so that work can stand between them. Both need converged warps. Behind a loop
+// or a branch that keeps lanes apart, `reconverge` is called first, because ptxas may drop a plain
+// __syncwarp.
+__device__ __forceinline__ void cluster_arrive() {
+  GVR_CHAOS_POINT();
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  GVR_CHAOS_POINT();
+}
+
+// Arrives without publishing anything, and so waits for no store or load. Warps need not be converged.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  GVR_CHAOS_POINT();
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+  GVR_CHAOS_POINT();
+}
+
+__device__ __forceinline__ void cluster_wait() {
+  GVR_CHAOS_POINT();
+  __syncwarp();
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  GVR_CHAOS_JOINED();
+  GVR_CHAOS_POINT();
+}
+
+// Returns the address, in the cluster's shared window, of CTA `rank`'s copy of a local shared address.
+__device__ __forceinline__ uint32_t map_to_rank(uint32_t shared, uint32_t rank) {
+  uint32_t r;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared), "r"(rank));
+  return r;
+}
+
+// Stores in the shared memory of CTA `rank`, where this CTA has `shared`. It is there behind the next cluster
+// barrier.
+__device__ __forceinline__ void store_to_rank(uint32_t shared, uint32_t rank, uint32_t value) {
+  GVR_CHAOS_POINT();
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(map_to_rank(shared, rank)), "r"(value) : "memory");
+}
+
+// Loads 8 bytes of the shared memory of CTA `rank`, which may not exit before the load is through.
+__device__ __forceinline__ uint64_t load_from_rank(uint32_t shared, uint32_t rank) {
+  GVR_CHAOS_POINT();
+  uint64_t value;
+  asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(value) : "r"(map_to_rank(shared, rank)) : "memory");
+  return value;
+}
 
 // Initializes a transaction barrier in shared memory, which counts arrivals and expected bytes. Stores that
 // complete at it need no fence: a thread that has waited for the barrier sees them.
@@ -101,6 +156,27 @@ __device__ __forceinline__ void barrier_wait(uint32_t address, uint32_t parity) 
         : "memory");
   } while (done == 0);
   GVR_CHAOS_POINT();
+}
+
+// Waits until the previous kernel has ended and its writes are visible. Returns at once unless the launch
+// carries the programmatic-serialization attribute.
+__device__ __forceinline__ void grid_dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  GVR_CHAOS_POINT();
+}
+
+// Lets the next kernel start early. That kernel waits for the end of this one before it touches memory that
+// this one writes.
+__device__ __forceinline__ void grid_launch_dependents() {
+  GVR_CHAOS_POINT();
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// Waits for the end of the previous kernel and lets the next one start early, so that the launch of the next
+// one is hidden behind this kernel.
+__device__ __forceinline__ void grid_take_over() {
+  grid_dependency_wait();
+  grid_launch_dependents();
 }
 
 }  // namespace gvr_topk::ptx
