@@ -18,8 +18,6 @@ cudaError_t launch(const BlocksParams& params, const LaunchTarget& target) {
   return launch_kernel<blocks_topk<T, false>>(config, traits, params);
 }
 
-template cudaError_t launch<float>(const BlocksParams&, const LaunchTarget&);
-template cudaError_t launch<__nv_bfloat16>(const BlocksParams&, const LaunchTarget&);
-template cudaError_t launch<__half>(const BlocksParams&, const LaunchTarget&);
+GVR_TOPK_LAUNCH_EVERY_DTYPE(const BlocksParams&, const LaunchTarget&);
 
 }  // namespace gvr_topk::blocks

@@ -148,7 +148,8 @@ __device__ __forceinline__ void write_short_stats(int32_t* stats, HintReason rea
 // Writes a row no longer than k, which needs no selection. `threads` threads share this; `thread` is one.
 __device__ __forceinline__ void write_short_row(const OutputWriter& output, int n, int k, int thread,
                                                 int threads, int32_t* stats, HintReason reason) {
-  emit_short_row(output, n, k, thread, threads);
+#pragma unroll 1
+  for (int i = thread; i < k; i += threads) output.put(i, i < n ? i : -1);
   if (stats != nullptr && thread == 0) write_short_stats(stats, reason);
 }
 
@@ -313,10 +314,17 @@ struct RowJob {
     return kOptions ? gvr_topk::count_items(traits, ctx.k, kth, above) : ctx.k;
   }
 
-  // Completes a row that has been emitted, if masked elements are dropped.
+  // Completes a row that has been emitted, if masked elements are dropped: writes -1 behind the row's items,
+  // and the number of items. The same thread has already written a number there that is at least as large,
+  // when it read the row's length.
   __device__ __forceinline__ void finish_dropped(const TopkParams& p, const LaunchTraits& traits,
                                                  const OutputWriter& output, int items) const {
-    if (kOptions) finish_dropped_row(p, traits, ctx, row, output, items);
+    if (!kOptions || !traits.has(LaunchTraits::kDropMasked)) return;
+#pragma unroll 1
+    for (int i = items + ctx.rank * kThreads + ctx.thread; i < ctx.k; i += ctx.ctas * kThreads) {
+      output.put(i, -1);
+    }
+    if (traits.has(LaunchTraits::kCounts) && ctx.rank == 0 && ctx.thread == 0) p.counts[row] = items;
   }
 
   // Counts hits of the last step's positions for the statistics, before this step's positions overwrite them.

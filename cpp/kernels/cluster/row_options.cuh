@@ -28,20 +28,6 @@ __device__ __forceinline__ int count_items(const LaunchTraits& traits, int k, ui
   return drops ? min(static_cast<int>(above), k) : k;
 }
 
-// Writes -1 behind the row's items, and writes the number of items. The same thread has already written a
-// number there that is at least as large, when it read the row's length.
-template <typename T>
-__device__ __forceinline__ void finish_dropped_row(const TopkParams& p, const LaunchTraits& traits,
-                                                   const RowContext<T>& ctx, int row,
-                                                   const OutputWriter& output, int items) {
-  if (!traits.has(LaunchTraits::kDropMasked)) return;
-#pragma unroll 1
-  for (int i = items + ctx.rank * kThreads + ctx.thread; i < ctx.k; i += ctx.ctas * kThreads) {
-    output.put(i, -1);
-  }
-  if (traits.has(LaunchTraits::kCounts) && ctx.rank == 0 && ctx.thread == 0) p.counts[row] = items;
-}
-
 // Writes the elements above -inf of a row no longer than k, in ascending order of position, and returns their
 // number. One block does this alone.
 template <typename T>

@@ -102,10 +102,6 @@ struct Histogram {
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int i = 0; i < kBins; i += kThreads) fine[i + threadIdx.x] = 0;
-    clear_sums();
-  }
-
-  __device__ __forceinline__ void clear_sums() {
     if (threadIdx.x < kGroups) coarse[threadIdx.x] = 0;
     if (threadIdx.x == 0) hit.count = 0;
   }

@@ -80,4 +80,16 @@ __device__ __forceinline__ uint4 negative_infinity_vec() {
   return make_uint4(bits, bits, bits, bits);
 }
 
+// Makes element `e` of a vector's words -inf.
+template <typename T>
+__device__ __forceinline__ void mask_element(uint32_t (&word)[4], int e) {
+  const uint4 masked = negative_infinity_vec<T>();
+  if constexpr (sizeof(T) == 4) {
+    word[e] = masked.x;
+  } else {
+    const uint32_t half = 0xffffu << (16 * (e & 1));
+    word[e / 2] = (word[e / 2] & ~half) | (masked.x & half);
+  }
+}
+
 }  // namespace gvr_topk

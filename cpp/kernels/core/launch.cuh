@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/config.cuh"
 #include "gvr_topk/params.h"
@@ -111,5 +112,20 @@ cudaError_t launch_kernel(const LaunchConfig& launch, const Arguments&... argume
   }
   return cudaLaunchKernelEx(&launch.config, kKernel, arguments...);
 }
+
+// Calls launch(constant) with the one of the constants that `value` equals, or with the last of them.
+template <auto kFirst, auto... kOthers, typename Value, typename Launch>
+cudaError_t launch_as_constant(Value value, Launch launch) {
+  if constexpr (sizeof...(kOthers) > 0) {
+    if (value != kFirst) return launch_as_constant<kOthers...>(value, launch);
+  }
+  return launch(std::integral_constant<decltype(kFirst), kFirst>{});
+}
+
+// Instantiates a kernel's `launch`, which has these parameters, for every dtype.
+#define GVR_TOPK_LAUNCH_EVERY_DTYPE(...)                   \
+  template cudaError_t launch<float>(__VA_ARGS__);         \
+  template cudaError_t launch<__nv_bfloat16>(__VA_ARGS__); \
+  template cudaError_t launch<__half>(__VA_ARGS__)
 
 }  // namespace gvr_topk

@@ -121,11 +121,30 @@ __device__ __forceinline__ OutputWriter make_output_writer(const TopkParams& p, 
   return output;
 }
 
-// Writes all of a row that is no longer than k, then -1.
-__device__ __forceinline__ void emit_short_row(const OutputWriter& output, int n, int k, int first,
-                                               int stride) {
+__device__ __forceinline__ int4 four_positions(const int32_t* staged) {
+  return *reinterpret_cast<const int4*>(staged);
+}
+__device__ __forceinline__ int4 four_positions(const uint16_t* staged) {
+  const ushort4 four = *reinterpret_cast<const ushort4*>(staged);
+  return make_int4(four.x, four.y, four.z, four.w);
+}
+
+// Writes the k positions that all warps of a block have staged: four at a time if `in_vectors`, otherwise by
+// put(item, position) of `output`.
+template <int kBlockThreads, typename Staged, typename Output>
+__device__ __forceinline__ void write_staged(const Staged* staged, bool in_vectors, int k, int thread,
+                                             const OutputWriter& writer, const Output& output) {
+  if (in_vectors) {
 #pragma unroll 1
-  for (int i = first; i < k; i += stride) output.put(i, i < n ? i : -1);
+    for (int i = 4 * thread; i < k; i += 4 * kBlockThreads) {
+      const int4 positions = four_positions(staged + i);
+      *reinterpret_cast<int4*>(writer.indices + i) = positions;
+      if (writer.state_indices != nullptr) *reinterpret_cast<int4*>(writer.state_indices + i) = positions;
+    }
+  } else {
+#pragma unroll 1
+    for (int i = thread; i < k; i += kBlockThreads) output.put(i, staged[i]);
+  }
 }
 
 }  // namespace gvr_topk

@@ -20,8 +20,6 @@ cudaError_t launch(const TopkParams& params, const Plan& plan, const LaunchTarge
   return launch_kernel<paper_gvr_topk<T>>(config, traits, params, layout);
 }
 
-template cudaError_t launch<float>(const TopkParams&, const Plan&, const LaunchTarget&);
-template cudaError_t launch<__nv_bfloat16>(const TopkParams&, const Plan&, const LaunchTarget&);
-template cudaError_t launch<__half>(const TopkParams&, const Plan&, const LaunchTarget&);
+GVR_TOPK_LAUNCH_EVERY_DTYPE(const TopkParams&, const Plan&, const LaunchTarget&);
 
 }  // namespace gvr_topk::paper_gvr

@@ -10,8 +10,6 @@ cudaError_t launch(const PrefillParams& params, const PrefillPlan& plan, const L
   return launch_kernel<prefill_topk<T>>(config, params);
 }
 
-template cudaError_t launch<float>(const PrefillParams&, const PrefillPlan&, const LaunchTarget&);
-template cudaError_t launch<__nv_bfloat16>(const PrefillParams&, const PrefillPlan&, const LaunchTarget&);
-template cudaError_t launch<__half>(const PrefillParams&, const PrefillPlan&, const LaunchTarget&);
+GVR_TOPK_LAUNCH_EVERY_DTYPE(const PrefillParams&, const PrefillPlan&, const LaunchTarget&);
 
 }  // namespace gvr_topk::prefill

@@ -13,18 +13,10 @@ cudaError_t launch_block(const PrefillParams& params, const PrefillPlan& plan, c
 
 template <typename T>
 cudaError_t launch(const PrefillParams& params, const PrefillPlan& plan, const LaunchTarget& target) {
-  switch (plan.threads) {
-    case 128:
-      return launch_block<T, 128>(params, plan, target);
-    case 256:
-      return launch_block<T, 256>(params, plan, target);
-    default:
-      return launch_block<T, 512>(params, plan, target);
-  }
+  return launch_as_constant<128, 256, 512>(
+      plan.threads, [&](auto threads) { return launch_block<T, threads()>(params, plan, target); });
 }
 
-template cudaError_t launch<float>(const PrefillParams&, const PrefillPlan&, const LaunchTarget&);
-template cudaError_t launch<__nv_bfloat16>(const PrefillParams&, const PrefillPlan&, const LaunchTarget&);
-template cudaError_t launch<__half>(const PrefillParams&, const PrefillPlan&, const LaunchTarget&);
+GVR_TOPK_LAUNCH_EVERY_DTYPE(const PrefillParams&, const PrefillPlan&, const LaunchTarget&);
 
 }  // namespace gvr_topk::prefill_short

@@ -10,8 +10,6 @@ cudaError_t launch(const SliceParams& params, const SlicePlan& plan, const Launc
   return launch_kernel<prefill_slice_topk<T>>(config, params);
 }
 
-template cudaError_t launch<float>(const SliceParams&, const SlicePlan&, const LaunchTarget&);
-template cudaError_t launch<__nv_bfloat16>(const SliceParams&, const SlicePlan&, const LaunchTarget&);
-template cudaError_t launch<__half>(const SliceParams&, const SlicePlan&, const LaunchTarget&);
+GVR_TOPK_LAUNCH_EVERY_DTYPE(const SliceParams&, const SlicePlan&, const LaunchTarget&);
 
 }  // namespace gvr_topk::prefill_slice

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "ptx/stress_hooks.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk::ptx {
 
@@ -74,13 +75,11 @@ __device__ __forceinline__ void barrier_init(uint32_t address, uint32_t arrivals
 // condition belongs to the instruction.
 __device__ __forceinline__ void barrier_expect_tx_if(bool condition, uint32_t barrier, uint32_t bytes) {
   GVR_CHAOS_POINT();
-  asm volatile(
-      "{\n .reg .pred p;\n"
-      " setp.ne.u32 p, %0, 0;\n"
-      " @p mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%1], %2;\n}" ::"r"(
-          static_cast<uint32_t>(condition)),
-      "r"(barrier), "r"(bytes)
-      : "memory");
+  asm volatile(GVR_PREDICATED("ne.u32", "%0, 0",
+                              "mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%1], %2")::
+                   "r"(static_cast<uint32_t>(condition)),
+               "r"(barrier), "r"(bytes)
+               : "memory");
 }
 
 __device__ __forceinline__ void barrier_expect_tx(uint32_t barrier, uint32_t bytes) {
@@ -116,9 +115,9 @@ __device__ __forceinline__ void store_async_if(bool condition, uint32_t address,
                                                uint32_t barrier) {
   GVR_CHAOS_POINT();
   asm volatile(
-      "{\n .reg .pred p;\n"
-      " setp.ne.u32 p, %0, 0;\n"
-      " @p st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%1], {%2, %3, %4, %5}, [%6];\n}" ::
+      GVR_PREDICATED(
+          "ne.u32", "%0, 0",
+          "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%1], {%2, %3, %4, %5}, [%6]")::
           "r"(static_cast<uint32_t>(condition)),
       "r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(barrier)
       : "memory");

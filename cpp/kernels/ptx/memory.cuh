@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ptx/stress_hooks.cuh"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk::ptx {
 
@@ -25,9 +26,7 @@ __device__ __forceinline__ uint4 load_streaming(const void* p) {
 template <int kOffset>
 __device__ __forceinline__ void load_streaming_before(int index, int end, uint4& v, const void* p) {
   asm volatile(
-      "{\n .reg .pred p;\n"
-      " setp.lt.s32 p, %4, %5;\n"
-      " @p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%6 + %7];\n}"
+      GVR_PREDICATED("lt.s32", "%4, %5", "ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%6 + %7]")
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
       : "r"(index), "r"(end), "l"(p), "n"(kOffset));
 }
@@ -36,54 +35,39 @@ __device__ __forceinline__ void load_streaming_before(int index, int end, uint4&
 // again.
 template <int kOffset>
 __device__ __forceinline__ void load_before(int index, int end, uint4& v, const void* p) {
-  asm volatile(
-      "{\n .reg .pred p;\n"
-      " setp.lt.s32 p, %4, %5;\n"
-      " @p ld.global.v4.u32 {%0, %1, %2, %3}, [%6 + %7];\n}"
-      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-      : "r"(index), "r"(end), "l"(p), "n"(kOffset));
+  asm volatile(GVR_PREDICATED("lt.s32", "%4, %5", "ld.global.v4.u32 {%0, %1, %2, %3}, [%6 + %7]")
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(index), "r"(end), "l"(p), "n"(kOffset));
 }
 
 // Loads 4, 8 or 16 bytes under a predicate. A branch would make the compiler move the loads, and so wait for
 // them. The destination keeps its value if the condition is false.
 __device__ __forceinline__ void load_if(bool condition, uint32_t (&word)[2], const void* p) {
-  asm volatile(
-      "{\n .reg .pred p;\n"
-      " setp.ne.u32 p, %2, 0;\n"
-      " @p ld.global.v2.u32 {%0, %1}, [%3];\n}"
-      : "+r"(word[0]), "+r"(word[1])
-      : "r"(static_cast<uint32_t>(condition)), "l"(p)
-      : "memory");
+  asm volatile(GVR_PREDICATED("ne.u32", "%2, 0", "ld.global.v2.u32 {%0, %1}, [%3]")
+               : "+r"(word[0]), "+r"(word[1])
+               : "r"(static_cast<uint32_t>(condition)), "l"(p)
+               : "memory");
 }
 
 __device__ __forceinline__ void load_if(bool condition, float4& value, const void* p) {
-  asm volatile(
-      "{\n .reg .pred p;\n"
-      " setp.ne.u32 p, %4, 0;\n"
-      " @p ld.global.v4.f32 {%0, %1, %2, %3}, [%5];\n}"
-      : "+f"(value.x), "+f"(value.y), "+f"(value.z), "+f"(value.w)
-      : "r"(static_cast<uint32_t>(condition)), "l"(p)
-      : "memory");
+  asm volatile(GVR_PREDICATED("ne.u32", "%4, 0", "ld.global.v4.f32 {%0, %1, %2, %3}, [%5]")
+               : "+f"(value.x), "+f"(value.y), "+f"(value.z), "+f"(value.w)
+               : "r"(static_cast<uint32_t>(condition)), "l"(p)
+               : "memory");
 }
 
 __device__ __forceinline__ void load_if(bool condition, int& value, const int32_t* p) {
-  asm volatile(
-      "{\n .reg .pred p;\n"
-      " setp.ne.u32 p, %1, 0;\n"
-      " @p ld.global.s32 %0, [%2];\n}"
-      : "+r"(value)
-      : "r"(static_cast<uint32_t>(condition)), "l"(p)
-      : "memory");
+  asm volatile(GVR_PREDICATED("ne.u32", "%1, 0", "ld.global.s32 %0, [%2]")
+               : "+r"(value)
+               : "r"(static_cast<uint32_t>(condition)), "l"(p)
+               : "memory");
 }
 
 __device__ __forceinline__ void load_if(bool condition, uint32_t (&word)[4], const void* p) {
-  asm volatile(
-      "{\n .reg .pred p;\n"
-      " setp.ne.u32 p, %4, 0;\n"
-      " @p ld.global.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
-      : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
-      : "r"(static_cast<uint32_t>(condition)), "l"(p)
-      : "memory");
+  asm volatile(GVR_PREDICATED("ne.u32", "%4, 0", "ld.global.v4.u32 {%0, %1, %2, %3}, [%5]")
+               : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
+               : "r"(static_cast<uint32_t>(condition)), "l"(p)
+               : "memory");
 }
 
 // Copies 16 bytes from global to shared memory without a register. The bytes have arrived after the matching
@@ -97,9 +81,7 @@ __device__ __forceinline__ void copy_async(uint32_t shared, const void* global) 
 template <int kOffset>
 __device__ __forceinline__ void copy_async_before(int index, int end, uint32_t shared, const void* global) {
   asm volatile(
-      "{\n .reg .pred p;\n"
-      " setp.lt.s32 p, %0, %1;\n"
-      " @p cp.async.cg.shared.global [%2 + %4], [%3 + %4], 16;\n}" ::"r"(index),
+      GVR_PREDICATED("lt.s32", "%0, %1", "cp.async.cg.shared.global [%2 + %4], [%3 + %4], 16")::"r"(index),
       "r"(end), "r"(shared), "l"(global), "n"(kOffset)
       : "memory");
 }
@@ -209,37 +191,26 @@ __device__ __forceinline__ void increment_shared(uint32_t address) {
 template <typename T>
 __device__ __forceinline__ void store_shared_if(bool condition, T& at, T value) {
   static_assert(sizeof(T) == 4);
-  asm volatile(
-      "{\n .reg .pred p;\n"
-      " setp.ne.u32 p, %1, 0;\n"
-      " @p st.shared.u32 [%0], %2;\n}" ::"r"(shared_address(&at)),
-      "r"(static_cast<uint32_t>(condition)), "r"(value)
-      : "memory");
+  asm volatile(GVR_PREDICATED("ne.u32", "%1, 0", "st.shared.u32 [%0], %2")::"r"(shared_address(&at)),
+               "r"(static_cast<uint32_t>(condition)), "r"(value)
+               : "memory");
 }
 
 // If `condition` is not zero, stores a value at the shared address `slot` and moves `slot` past it. C++ code
 // would branch.
 __device__ __forceinline__ void append_if(uint32_t condition, uint32_t& slot, uint16_t value) {
-  asm volatile(
-      "{\n .reg .pred p;\n"
-      " setp.ne.u32 p, %1, 0;\n"
-      " @p st.shared.u16 [%0], %2;\n"
-      " @p add.u32 %0, %0, 2;\n}"
-      : "+r"(slot)
-      : "r"(condition), "h"(value)
-      : "memory");
+  asm volatile(GVR_PREDICATED("ne.u32", "%1, 0", "st.shared.u16 [%0], %2;\n @p add.u32 %0, %0, 2")
+               : "+r"(slot)
+               : "r"(condition), "h"(value)
+               : "memory");
 }
 
 // If `condition` is not zero, moves `slot` down by one value and stores the value there.
 __device__ __forceinline__ void prepend_if(uint32_t condition, uint32_t& slot, uint16_t value) {
-  asm volatile(
-      "{\n .reg .pred p;\n"
-      " setp.ne.u32 p, %1, 0;\n"
-      " @p st.shared.u16 [%0 + -2], %2;\n"
-      " @p add.u32 %0, %0, -2;\n}"
-      : "+r"(slot)
-      : "r"(condition), "h"(value)
-      : "memory");
+  asm volatile(GVR_PREDICATED("ne.u32", "%1, 0", "st.shared.u16 [%0 + -2], %2;\n @p add.u32 %0, %0, -2")
+               : "+r"(slot)
+               : "r"(condition), "h"(value)
+               : "memory");
 }
 
 }  // namespace gvr_topk::ptx

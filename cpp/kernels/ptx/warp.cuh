@@ -9,6 +9,10 @@
 
 #include <cstdint>
 
+// An instruction under the predicate that a comparison of two operands sets.
+#define GVR_PREDICATED(comparison, operands, instruction) \
+  "{\n .reg .pred p;\n setp." comparison " p, " operands ";\n @p " instruction ";\n}"
+
 namespace gvr_topk::ptx {
 
 // Hides the origin of a value, so that the compiler does not compute or load it again each time it is used.
@@ -127,15 +131,11 @@ __device__ __forceinline__ uint32_t integer_of_sum(float sum) {
 
 // Adds 1 to `count` if a > b.
 __device__ __forceinline__ void count_if_greater(float& count, uint32_t a, uint32_t b) {
-  asm("{\n .reg .pred p;\n setp.gt.u32 p, %1, %2;\n @p add.f32 %0, %0, 0f3F800000;\n}"
-      : "+f"(count)
-      : "r"(a), "r"(b));
+  asm(GVR_PREDICATED("gt.u32", "%1, %2", "add.f32 %0, %0, 0f3F800000") : "+f"(count) : "r"(a), "r"(b));
 }
 
 __device__ __forceinline__ void count_if_greater(float& count, uint64_t a, uint64_t b) {
-  asm("{\n .reg .pred p;\n setp.gt.u64 p, %1, %2;\n @p add.f32 %0, %0, 0f3F800000;\n}"
-      : "+f"(count)
-      : "l"(a), "l"(b));
+  asm(GVR_PREDICATED("gt.u64", "%1, %2", "add.f32 %0, %0, 0f3F800000") : "+f"(count) : "l"(a), "l"(b));
 }
 
 // Adds `bit`, a power of two, to `sum` unless x < bound; for NaN it is added. The comparison gives 1.0 or
@@ -161,15 +161,11 @@ __device__ __forceinline__ void set_bit_if_equal(float& sum, float x, float boun
 
 // Adds `bit` if x > bound, as unsigned integers.
 __device__ __forceinline__ void set_bit_if_greater(float& sum, uint32_t x, uint32_t bound, float bit) {
-  asm("{\n .reg .pred p;\n setp.gt.u32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
-      : "+f"(sum)
-      : "r"(x), "r"(bound), "f"(bit));
+  asm(GVR_PREDICATED("gt.u32", "%1, %2", "add.f32 %0, %0, %3") : "+f"(sum) : "r"(x), "r"(bound), "f"(bit));
 }
 
 __device__ __forceinline__ void set_bit_if_at_most(float& sum, uint32_t x, uint32_t bound, float bit) {
-  asm("{\n .reg .pred p;\n setp.le.u32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
-      : "+f"(sum)
-      : "r"(x), "r"(bound), "f"(bit));
+  asm(GVR_PREDICATED("le.u32", "%1, %2", "add.f32 %0, %0, %3") : "+f"(sum) : "r"(x), "r"(bound), "f"(bit));
 }
 
 // Returns the greater of two floats, or NaN if either is NaN.

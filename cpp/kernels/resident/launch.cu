@@ -14,18 +14,11 @@ inline Specialization specialization_of(const LaunchTraits& traits) {
 template <typename T, int kValues>
 cudaError_t launch_tile(const ClusterLaunch& launch) {
   const size_t shared = resident_bytes<T, kValues>(launch.traits, launch.layout);
-  switch (specialization_of(launch.traits)) {
-    case Specialization::kCommonOneRow:
-      return launch_clusters<resident_topk<T, kValues, Specialization::kCommonOneRow>>(launch, shared);
-    case Specialization::kCommonSlotted:
-      return launch_clusters<resident_topk<T, kValues, Specialization::kCommonSlotted>>(launch, shared);
-    case Specialization::kCommon:
-      return launch_clusters<resident_topk<T, kValues, Specialization::kCommon>>(launch, shared);
-    case Specialization::kNoState:
-      return launch_clusters<resident_topk<T, kValues, Specialization::kNoState>>(launch, shared);
-    default:
-      return launch_clusters<resident_topk<T, kValues, Specialization::kGeneric>>(launch, shared);
-  }
+  return launch_as_constant<Specialization::kCommonOneRow, Specialization::kCommonSlotted,
+                            Specialization::kCommon, Specialization::kNoState, Specialization::kGeneric>(
+      specialization_of(launch.traits), [&](auto specialization) {
+        return launch_clusters<resident_topk<T, kValues, specialization()>>(launch, shared);
+      });
 }
 
 template <typename T>
@@ -35,8 +28,6 @@ cudaError_t launch(const TopkParams& params, const Plan& plan, const LaunchTarge
   return wide ? launch_tile<T, kWideValuesPerThread>(launch) : launch_tile<T, kValuesPerThread>(launch);
 }
 
-template cudaError_t launch<float>(const TopkParams&, const Plan&, const LaunchTarget&);
-template cudaError_t launch<__nv_bfloat16>(const TopkParams&, const Plan&, const LaunchTarget&);
-template cudaError_t launch<__half>(const TopkParams&, const Plan&, const LaunchTarget&);
+GVR_TOPK_LAUNCH_EVERY_DTYPE(const TopkParams&, const Plan&, const LaunchTarget&);
 
 }  // namespace gvr_topk::resident

@@ -75,13 +75,33 @@ __device__ __noinline__ Survey sum_row(Team team, RowShare<T> part, float least,
   return survey;
 }
 
+// Where candidates go: to the first CTA.
+struct CandidateSink {
+  const Team& team;
+  uint32_t address, barrier;
+
+  __device__ __forceinline__ explicit CandidateSink(const Team& team_)
+      : team(team_),
+        address(ptx::map_to_rank(ptx::shared_address(team.smem->candidates), 0)),
+        barrier(team.address_of(team.smem->candidates_barrier, 0)) {}
+
+  // `at` follows from counts that all CTAs have got; it is clamped all the same.
+  __device__ __forceinline__ void put(uint32_t at, uint64_t candidate) const {
+    const uint32_t offset = 8 * min(at, kMaxCandidates - 1u);
+    if (team.ctas > 1) {
+      ptx::store_async(address + offset, candidate, barrier);
+    } else {
+      team.smem->candidates[offset / 8] = candidate;
+    }
+  }
+};
+
 // Sends this CTA's candidates to the first one, in ascending order of tokens. There is room for all of them.
 template <typename T>
 __device__ __forceinline__ void send_candidates(const Team& team, const RowShare<T>& part, float least,
                                                 const Survey& survey) {
   uint32_t place = static_cast<uint32_t>(survey.place);
-  const uint32_t address = ptx::map_to_rank(ptx::shared_address(team.smem->candidates), 0);
-  const uint32_t barrier = team.address_of(team.smem->candidates_barrier, 0);
+  const CandidateSink sink(team);
   uint32_t low = __reduce_or_sync(0xffffffffu, static_cast<uint32_t>(survey.steps));
   uint32_t high = __reduce_or_sync(0xffffffffu, static_cast<uint32_t>(survey.steps >> 32));
   for (uint64_t left = static_cast<uint64_t>(high) << 32 | low; left != 0; left &= left - 1) {
@@ -97,14 +117,7 @@ __device__ __forceinline__ void send_candidates(const Team& team, const RowShare
 #pragma unroll
     for (int e = 0; e < kPerVec<T>; ++e) {
       if ((bits >> e & 1) == 0) continue;
-      // The place is that of counts that all CTAs have got; it is clamped all the same.
-      const uint64_t candidate = ranked(order_key(element<T>(vec, e)), part.token(vector, e));
-      const uint32_t offset = 8 * min(at++, kMaxCandidates - 1u);
-      if (team.ctas > 1) {
-        ptx::store_async(address + offset, candidate, barrier);
-      } else {
-        team.smem->candidates[offset / 8] = candidate;
-      }
+      sink.put(at++, ranked(order_key(element<T>(vec, e)), part.token(vector, e)));
     }
   }
 }

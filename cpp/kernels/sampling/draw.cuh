@@ -146,6 +146,41 @@ __device__ __forceinline__ Found find_token(const Team& team, const RowShare<T>&
   return found;
 }
 
+// Sends a word to all CTAs. It is there behind the next barrier of the team.
+__device__ __forceinline__ void send_word(const Team& team, uint32_t word) {
+  const uint32_t address = ptx::shared_address(&team.smem->word);
+  for (int rank = 0; rank < team.ctas; ++rank) ptx::store_to_rank(address, rank, word);
+}
+
+// The set of the values above `least`, and of those equal to it up to number last_of(how many there are).
+template <typename T, typename LastOf>
+__device__ __forceinline__ KeptSet set_through(Team& team, const RowShare<T>& part, float least,
+                                               LastOf last_of) {
+  KeptSet set{least, 0xffffffffu};
+  const auto equal = [&](float x, int) -> uint64_t { return x == set.least; };
+  const WarpSums sums = sum_by_warp<1>(
+      team, part, [&](Record& sum, float x, int token, int) { sum.word[0] += equal(x, token); });
+  const Found found = find_token(team, part, sums, last_of(sums.all.word[0]), equal);
+  if (found.here) send_word(team, found.token);
+  team.sync();
+  set.token = team.smem->word;
+  return set;
+}
+
+// Takes to `word` of the CTA's memory the least of the keys that fewer than `share` of the first `count` ones
+// in `maxima` exceed. `own` is one of them. Block barriers stand before and after.
+__device__ __forceinline__ void find_reached(const Team& team, int count, uint32_t own, int share) {
+  int greater = 0;
+#pragma unroll 4
+  for (int i = 0; i < count; i += 4) {
+    const uint4 others = *reinterpret_cast<const uint4*>(&team.smem->maxima[i]);
+    greater += (others.x > own) + (others.y > own) + (others.z > own) + (others.w > own);
+  }
+  ptx::reconverge(team.zero);
+  const uint32_t reached = __reduce_min_sync(0xffffffffu, greater < share ? own : kMaxKey);
+  if (team.lane == 0) atomicMin(&team.smem->word, reached);
+}
+
 // Calls visit(place, token, value) for the kept tokens that lie in this warp's part of the row, where `place`
 // tokens are before them.
 template <typename T, typename Visit>

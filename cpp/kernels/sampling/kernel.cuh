@@ -115,15 +115,7 @@ __device__ __forceinline__ RowTop top_of(Team& team, uint64_t best, bool nan, in
   best = warp_max(best);
   if (team.lane == 0) smem.warp_record[team.warp].word[3] = best;
   const bool any_nan = __syncthreads_or(nan);
-  int greater = 0;
-#pragma unroll 4
-  for (int i = 0; i < (by_group ? kThreads / kGroup : kThreads); i += 4) {
-    const uint4 others = *reinterpret_cast<const uint4*>(&smem.maxima[i]);
-    greater += (others.x > own) + (others.y > own) + (others.z > own) + (others.w > own);
-  }
-  ptx::reconverge(team.zero);
-  const uint32_t reached = __reduce_min_sync(0xffffffffu, greater < share ? own : kMaxKey);
-  if (team.lane == 0) atomicMin(&smem.word, reached);
+  find_reached(team, by_group ? kThreads / kGroup : kThreads, own, share);
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) best = max(best, smem.warp_record[w].word[3]);
   __syncthreads();
@@ -166,12 +158,6 @@ __device__ __noinline__ int first_number(Team& team, const RowShare<T>& part, co
   });
   first = team_max(team, first);
   return first == 0 ? 0 : token_of(first);
-}
-
-// Sends a word to all CTAs. It is there behind the next barrier of the team.
-__device__ __forceinline__ void send_word(const Team& team, uint32_t word) {
-  const uint32_t address = ptx::shared_address(&team.smem->word);
-  for (int rank = 0; rank < team.ctas; ++rank) ptx::store_to_rank(address, rank, word);
 }
 
 // Fills the places behind the kept tokens.
@@ -324,16 +310,9 @@ struct Filters {
 // The set that a prefix keeps.
 template <typename T>
 __device__ __forceinline__ KeptSet set_of(Team& team, const RowShare<T>& part, const Prefix& prefix) {
-  KeptSet set{key_to_float(prefix.key), 0xffffffffu};
-  if (prefix.equal == kAllEqual) return set;
-  const auto equal = [&](float x, int) -> uint64_t { return x == set.least; };
-  const WarpSums sums = sum_by_warp<1>(
-      team, part, [&](Record& sum, float x, int token, int) { sum.word[0] += equal(x, token); });
-  const Found found = find_token(team, part, sums, min(prefix.equal, sums.all.word[0]) - 1, equal);
-  if (found.here) send_word(team, found.token);
-  team.sync();
-  set.token = team.smem->word;
-  return set;
+  const float least = key_to_float(prefix.key);
+  if (prefix.equal == kAllEqual) return KeptSet{least, 0xffffffffu};
+  return set_through(team, part, least, [&](uint64_t all) { return min(prefix.equal, all) - 1; });
 }
 
 __device__ __forceinline__ void write_token(const SampleParams& p, int row, int token) {

@@ -11,8 +11,6 @@ cudaError_t launch(const SampleParams& params, const SamplePlan& plan, const Lau
   return launch_kernel<sample_rows<T>>(config, params);
 }
 
-template cudaError_t launch<float>(const SampleParams&, const SamplePlan&, const LaunchTarget&);
-template cudaError_t launch<__nv_bfloat16>(const SampleParams&, const SamplePlan&, const LaunchTarget&);
-template cudaError_t launch<__half>(const SampleParams&, const SamplePlan&, const LaunchTarget&);
+GVR_TOPK_LAUNCH_EVERY_DTYPE(const SampleParams&, const SamplePlan&, const LaunchTarget&);
 
 }  // namespace gvr_topk::sampling

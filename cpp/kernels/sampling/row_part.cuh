@@ -68,19 +68,13 @@ struct ThreadBest {
 template <typename T>
 __device__ __forceinline__ bool mask_vector(uint4& vec, uint32_t allowed) {
   uint32_t word[4] = {vec.x, vec.y, vec.z, vec.w};
-  const uint4 masked = negative_infinity_vec<T>();
   bool nan = false;
 #pragma unroll
   for (int e = 0; e < kPerVec<T>; ++e) {
     const bool is_nan = isnan(element<T>(vec, e)), is_allowed = (allowed >> e & 1) != 0;
     nan |= is_nan && is_allowed;
     if (!is_nan && is_allowed) continue;
-    if constexpr (sizeof(T) == 4) {
-      word[e] = masked.x;
-    } else {
-      const uint32_t half = 0xffffu << (16 * (e & 1));
-      word[e / 2] = (word[e / 2] & ~half) | (masked.x & half);
-    }
+    mask_element<T>(word, e);
   }
   vec = make_uint4(word[0], word[1], word[2], word[3]);
   return nan;

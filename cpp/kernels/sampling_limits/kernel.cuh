@@ -81,13 +81,7 @@ __device__ __forceinline__ void store_masked(const Decision& decision, const Pie
   uint32_t word[4] = {vec.x, vec.y, vec.z, vec.w};
 #pragma unroll
   for (int e = 0; e < kPerVec<T>; ++e) {
-    if ((dropped >> e & 1) == 0) continue;
-    if constexpr (sizeof(T) == 4) {
-      word[e] = absent.x;
-    } else {
-      const uint32_t half = 0xffffu << (16 * (e & 1));
-      word[e / 2] = (word[e / 2] & ~half) | (absent.x & half);
-    }
+    if ((dropped >> e & 1) != 0) mask_element<T>(word, e);
   }
   __stcs(reinterpret_cast<uint4*>(row + piece.begin), make_uint4(word[0], word[1], word[2], word[3]));
 }

@@ -14,8 +14,6 @@ cudaError_t launch(const LimitsParams& params, const LaunchTarget& target) {
                                : launch_kernel<apply_limits<T, false>>(config, params);
 }
 
-template cudaError_t launch<float>(const LimitsParams&, const LaunchTarget&);
-template cudaError_t launch<__nv_bfloat16>(const LimitsParams&, const LaunchTarget&);
-template cudaError_t launch<__half>(const LimitsParams&, const LaunchTarget&);
+GVR_TOPK_LAUNCH_EVERY_DTYPE(const LimitsParams&, const LaunchTarget&);
 
 }  // namespace gvr_topk::sampling_limits

@@ -11,38 +11,19 @@ cudaError_t launch_tile(const TopkParams& params, const Plan& plan, const Launch
   // Every specialized kernel writes whole vectors of results.
   const Specialization which =
       traits.has(LaunchTraits::kVectorStores) ? traits.specialization() : Specialization::kGeneric;
-  const auto launch_as = [&](auto specialized) {
-    return launch_kernel<small_row_topk<T, kValues, specialized()>>(config, traits, params);
-  };
-  using std::integral_constant;
-  switch (which) {
-    case Specialization::kCommonOneRow:
-      return launch_as(integral_constant<Specialization, Specialization::kCommonOneRow>{});
-    case Specialization::kCommonSlotted:
-      return launch_as(integral_constant<Specialization, Specialization::kCommonSlotted>{});
-    case Specialization::kNoState:
-      return launch_as(integral_constant<Specialization, Specialization::kNoState>{});
-    default:
-      return launch_as(integral_constant<Specialization, Specialization::kGeneric>{});
-  }
+  return launch_as_constant<Specialization::kCommonOneRow, Specialization::kCommonSlotted,
+                            Specialization::kNoState, Specialization::kGeneric>(
+      which, [&](auto specialization) {
+        return launch_kernel<small_row_topk<T, kValues, specialization()>>(config, traits, params);
+      });
 }
 
 template <typename T>
 cudaError_t launch(const TopkParams& params, const Plan& plan, const LaunchTarget& target) {
-  switch (plan.values_per_thread) {
-    case kMinValuesPerThread:
-      return launch_tile<T, kMinValuesPerThread>(params, plan, target);
-    case kValuesPerThread:
-      return launch_tile<T, kValuesPerThread>(params, plan, target);
-    case kWideValuesPerThread:
-      return launch_tile<T, kWideValuesPerThread>(params, plan, target);
-    default:
-      return launch_tile<T, kMaxValuesPerThread>(params, plan, target);
-  }
+  return launch_as_constant<kMinValuesPerThread, kValuesPerThread, kWideValuesPerThread, kMaxValuesPerThread>(
+      plan.values_per_thread, [&](auto values) { return launch_tile<T, values()>(params, plan, target); });
 }
 
-template cudaError_t launch<float>(const TopkParams&, const Plan&, const LaunchTarget&);
-template cudaError_t launch<__nv_bfloat16>(const TopkParams&, const Plan&, const LaunchTarget&);
-template cudaError_t launch<__half>(const TopkParams&, const Plan&, const LaunchTarget&);
+GVR_TOPK_LAUNCH_EVERY_DTYPE(const TopkParams&, const Plan&, const LaunchTarget&);
 
 }  // namespace gvr_topk::small_row

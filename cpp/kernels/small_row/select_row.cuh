@@ -50,7 +50,8 @@ __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTrai
     stage_selected(ctx, tile, partition.above, before, own.staged);
     __syncthreads();
     if (items == ctx.k) {
-      write_staged(ctx, traits, own.staged, output);
+      write_staged<kThreads>(own.staged, traits.has(LaunchTraits::kVectorStores), ctx.k, ctx.thread, output,
+                             output);
     } else {
 #pragma unroll 1
       for (int i = ctx.thread; i < items; i += kThreads) output.put(i, own.staged[i]);

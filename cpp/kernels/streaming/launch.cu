@@ -7,14 +7,10 @@ namespace gvr_topk::streaming {
 template <typename T, int kProbes>
 cudaError_t launch_probing(const ClusterLaunch& launch) {
   const size_t shared = streaming_bytes(launch.traits, launch.layout);
-  switch (launch.traits.specialization()) {
-    case Specialization::kGeneric:
-      return launch_clusters<streaming_topk<T, kProbes, Specialization::kGeneric>>(launch, shared);
-    case Specialization::kNoState:
-      return launch_clusters<streaming_topk<T, kProbes, Specialization::kNoState>>(launch, shared);
-    default:
-      return launch_clusters<streaming_topk<T, kProbes, Specialization::kCommon>>(launch, shared);
-  }
+  return launch_as_constant<Specialization::kGeneric, Specialization::kNoState, Specialization::kCommon>(
+      launch.traits.specialization(), [&](auto specialization) {
+        return launch_clusters<streaming_topk<T, kProbes, specialization()>>(launch, shared);
+      });
 }
 
 template <typename T>
@@ -25,8 +21,6 @@ cudaError_t launch(const TopkParams& params, const Plan& plan, const LaunchTarge
   return few_ctas ? launch_probing<T, kMaxProbes>(launch) : launch_probing<T, 1>(launch);
 }
 
-template cudaError_t launch<float>(const TopkParams&, const Plan&, const LaunchTarget&);
-template cudaError_t launch<__nv_bfloat16>(const TopkParams&, const Plan&, const LaunchTarget&);
-template cudaError_t launch<__half>(const TopkParams&, const Plan&, const LaunchTarget&);
+GVR_TOPK_LAUNCH_EVERY_DTYPE(const TopkParams&, const Plan&, const LaunchTarget&);
 
 }  // namespace gvr_topk::streaming

@@ -38,19 +38,10 @@ static_assert(sampling::kMaxCandidates == kMaxRankedTokens);
 
 // A key that `share` threads of this CTA reach with their largest values, whose keys they give.
 __device__ __forceinline__ uint32_t reached_by(const Team& team, uint32_t own, int share) {
-  uint32_t* const maxima = team.smem->maxima;
-  maxima[team.thread] = own;
+  team.smem->maxima[team.thread] = own;
   if (team.thread == 0) team.smem->word = kMaxKey;
   __syncthreads();
-  int greater = 0;
-#pragma unroll 4
-  for (int i = 0; i < kThreads; i += 4) {
-    const uint4 others = *reinterpret_cast<const uint4*>(&maxima[i]);
-    greater += (others.x > own) + (others.y > own) + (others.z > own) + (others.w > own);
-  }
-  ptx::reconverge(team.zero);
-  const uint32_t reached = __reduce_min_sync(0xffffffffu, greater < share ? own : kMaxKey);
-  if (team.lane == 0) atomicMin(&team.smem->word, reached);
+  sampling::find_reached(team, kThreads, own, share);
   __syncthreads();
   return team.smem->word;
 }
@@ -145,34 +136,17 @@ __device__ __noinline__ void send_exactly(Team team, RowShare<T> part, RowSummar
   const sampling::Cut cut = sampling::find_cut(
       team, part, kNegInfKey, top.guess, top.best, 0, sampling::Ones{},
       [&](uint64_t) { return static_cast<uint64_t>(n); }, false, target);
-  KeptSet set{key_to_float(cut.key), 0xffffffffu};
-  const auto equal = [&](float x, int) -> uint64_t { return x == set.least; };
-  WarpSums sums = sampling::sum_by_warp<1>(
-      team, part, [&](Record& sum, float x, int token, int) { sum.word[0] += equal(x, token); });
-  const sampling::Found last = sampling::find_token(team, part, sums, n - cut.above - 1, equal);
-  if (last.here) {
-    const uint32_t address = ptx::shared_address(&team.smem->word);
-    for (int rank = 0; rank < team.ctas; ++rank) ptx::store_to_rank(address, rank, last.token);
-  }
-  team.sync();
-  set.token = team.smem->word;
-  sums = sampling::sum_by_warp<1>(
+  const KeptSet set =
+      sampling::set_through(team, part, key_to_float(cut.key), [&](uint64_t) { return n - cut.above - 1; });
+  const WarpSums sums = sampling::sum_by_warp<1>(
       team, part, [&](Record& sum, float x, int token, int) { sum.word[0] += set.has(x, token); });
   if (team.thread == 0) team.smem->word = 0;  // how many this CTA has sent
   __syncthreads();
-  const uint32_t address = ptx::map_to_rank(ptx::shared_address(team.smem->candidates), 0);
-  const uint32_t barrier = team.address_of(team.smem->candidates_barrier, 0);
+  const sampling::CandidateSink sink(team);
   part.for_each(team.lane, [&](float x, int token, int) {
     if (!set.has(x, token)) return;
     const uint32_t at = static_cast<uint32_t>(sums.before_cta.word[0]) + atomicAdd(&team.smem->word, 1u);
-    const uint64_t candidate = sampling::ranked(order_key(x), token);
-    // The place is that of counts that all CTAs have got; it is clamped all the same.
-    const uint32_t offset = 8 * min(at, sampling::kMaxCandidates - 1);
-    if (team.ctas > 1) {
-      ptx::store_async(address + offset, candidate, barrier);
-    } else {
-      team.smem->candidates[offset / 8] = candidate;
-    }
+    sink.put(at, sampling::ranked(order_key(x), token));
   });
   team.sync();  // CTAs have read sums in each other's memory, so none of them ends before the others.
 }

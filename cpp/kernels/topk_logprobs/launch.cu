@@ -11,8 +11,6 @@ cudaError_t launch(const TopkLogprobsParams& params, const SamplePlan& plan, con
   return launch_kernel<rank_rows<T>>(config, params);
 }
 
-template cudaError_t launch<float>(const TopkLogprobsParams&, const SamplePlan&, const LaunchTarget&);
-template cudaError_t launch<__nv_bfloat16>(const TopkLogprobsParams&, const SamplePlan&, const LaunchTarget&);
-template cudaError_t launch<__half>(const TopkLogprobsParams&, const SamplePlan&, const LaunchTarget&);
+GVR_TOPK_LAUNCH_EVERY_DTYPE(const TopkLogprobsParams&, const SamplePlan&, const LaunchTarget&);
 
 }  // namespace gvr_topk::topk_logprobs
