@@ -3,7 +3,7 @@
 // every CUDA file with `-include`.
 //
 // A kernel meets these delays at two kinds of places. The wrappers of kernels/ptx/ call the macros of
-// kernels/ptx/stress_hooks.cuh, which are defined here; and `__syncthreads` is a macro from here on.
+// kernels/ptx/macros.cuh, which are defined here; and `__syncthreads` is a macro from here on.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -269,7 +269,7 @@ def enclosing_function(line: str, kernels: Path = KERNELS) -> str:
     file = kernels / path
     lines = file.read_text().splitlines()[: int(number, 0)] if file.is_file() else []
     for at in range(len(lines) - 1, -1, -1):
-        if re.match(r"\s*(inline )?(static )?__(device|global)__", lines[at]):
+        if re.match(r"\s*(inline )?(static )?(__(device|global)__|GVR_DEVICE)", lines[at]):
             names = re.findall(r"\b(?!__)(\w+)\(", " ".join(lines[at : at + 2]))
             return f"{path}: {names[0]}" if names else line
     return line

@@ -12,7 +12,7 @@ namespace gvr_topk::blocks {
 
 // Returns the key of a block's largest score, or the key of NaN if one of the scores is NaN.
 template <typename T>
-__device__ __forceinline__ uint32_t block_key(const uint4 (&vec)[kVecsOfBlock<T>]) {
+GVR_DEVICE uint32_t block_key(const uint4 (&vec)[kVecsOfBlock<T>]) {
   float max;
   if constexpr (sizeof(T) == 4) {
     const auto max_of = [](const uint4& four) {
@@ -49,7 +49,7 @@ struct BlockTile : small_row::WordTile {
   static_assert(kSize % kAhead == 0, "a lane's part is a multiple of kAhead");
 
   // Loads the first `blocks` blocks of a row, all of which are whole.
-  __device__ __forceinline__ void load(const RowView<T>& row, int blocks) {
+  GVR_DEVICE void load(const RowView<T>& row, int blocks) {
     constexpr int kStep = kThreads * kAhead;
     const int part = (blocks + kStep - 1) / kStep * kAhead;
     const int lane = threadIdx.x & 31;
@@ -69,15 +69,12 @@ struct BlockTile : small_row::WordTile {
   }
 
   // The number of the block with this index.
-  __device__ __forceinline__ uint32_t position(int lane, uint32_t index) const {
-    return begin + 32 * index + lane;
-  }
+  GVR_DEVICE uint32_t position(int lane, uint32_t index) const { return begin + 32 * index + lane; }
 
   // Calls visit(word, bit, rank) for the lane's blocks of a set: which block of which word, and how many
   // blocks of the whole warp come earlier. All lanes take part.
   template <typename Visit>
-  __device__ __forceinline__ void for_each_in_order_of(const LaneMask<kWords>& set, int lane,
-                                                       Visit visit) const {
+  GVR_DEVICE void for_each_in_order_of(const LaneMask<kWords>& set, int lane, Visit visit) const {
     const uint32_t lower = (1u << lane) - 1;
     uint32_t passed = 0;
 #pragma unroll
@@ -98,7 +95,7 @@ struct BlockTile : small_row::WordTile {
 
   // Starts to load the block of an index.
   template <int kIndex>
-  __device__ __forceinline__ static void fetch(Ahead& ahead, int end, const T* data) {
+  GVR_DEVICE static void fetch(Ahead& ahead, int end, const T* data) {
     if constexpr (kIndex < kSize) {
       constexpr int kOffset = 32 * kIndex * kBlockScores * sizeof(T);
       uint4(&vec)[kVecsOfBlock<T>] = ahead[kIndex % kAhead];
@@ -110,7 +107,7 @@ struct BlockTile : small_row::WordTile {
   }
 
   template <int kIndex = 0>
-  __device__ __forceinline__ static void start(Ahead& ahead, int end, const T* data) {
+  GVR_DEVICE static void start(Ahead& ahead, int end, const T* data) {
     if constexpr (kIndex < kAhead) {
       fetch<kIndex>(ahead, end, data);
       start<kIndex + 1>(ahead, end, data);
@@ -119,7 +116,7 @@ struct BlockTile : small_row::WordTile {
 
   // Waits for one block after the other, and starts to load the one that lies `kAhead` further on.
   template <int kIndex = 0>
-  __device__ __forceinline__ void finish(Ahead& ahead, int end, const T* data) {
+  GVR_DEVICE void finish(Ahead& ahead, int end, const T* data) {
     if constexpr (kIndex < kSize) {
       if (kIndex % kValuesPerThread == 0 && kIndex / kValuesPerThread >= words) return;
       const uint32_t key = block_key<T>(ahead[kIndex % kAhead]);  // without a branch
@@ -133,9 +130,9 @@ struct BlockTile : small_row::WordTile {
 // Stages the numbers of selected blocks in ascending order; earlier warps have selected `before`. A block
 // barrier comes next.
 template <typename T>
-__device__ __forceinline__ void stage_selected(const RowContext<T>& ctx, const BlockTile<T>& tile,
-                                               const LaneMask<BlockTile<T>::kWords>& selected,
-                                               uint32_t before, uint16_t* staged) {
+GVR_DEVICE void stage_selected(const RowContext<T>& ctx, const BlockTile<T>& tile,
+                               const LaneMask<BlockTile<T>::kWords>& selected, uint32_t before,
+                               uint16_t* staged) {
   tile.for_each_in_order_of(selected, ctx.lane, [&](int word, int bit, uint32_t rank) {
     const uint32_t block = tile.position(ctx.lane, word * kValuesPerThread + bit);
     staged[before + rank] = static_cast<uint16_t>(block);
@@ -148,15 +145,15 @@ template <typename T>
 using CandidateTile = small_row::CtaTile<T, kWideValuesPerThread>;
 
 // Returns the position in the row of the score at an index in the list.
-__device__ __forceinline__ int position_of_listed(const int32_t* candidates, int index) {
+GVR_DEVICE int position_of_listed(const int32_t* candidates, int index) {
   return candidates[index / kBlockScores] * kBlockScores + index % kBlockScores;
 }
 
 // Fills the tile with the keys of `count` candidates. Each is a block that the row has, or kNoBlock. Elements
 // that are no scores of the row have key 0, which is below every score's.
 template <typename T>
-__device__ __forceinline__ void gather(const RowContext<T>& ctx, const int32_t* candidates, int count,
-                                       CandidateTile<T>& tile) {
+GVR_DEVICE void gather(const RowContext<T>& ctx, const int32_t* candidates, int count,
+                       CandidateTile<T>& tile) {
   using Tile = CandidateTile<T>;
   static_assert(kBlockScores % kPerVec<T> == 0, "a vector lies in one block");
   tile.begin = ctx.warp * Tile::kVecs * Tile::kGroup;

@@ -32,10 +32,10 @@ constexpr uint32_t kFlags =
     LaunchTraits::kAligned | LaunchTraits::kDraftRows | LaunchTraits::kRowLengths | LaunchTraits::kCompressed;
 
 // Returns how many blocks a row of `n` scores has; the newest of them may be shorter than the others.
-__device__ __forceinline__ int blocks_of(int n) { return (n + kBlockScores - 1) / kBlockScores; }
+GVR_DEVICE int blocks_of(int n) { return (n + kBlockScores - 1) / kBlockScores; }
 
 // Clears the shared memory from which a selection starts. A block barrier precedes this, and another follows.
-__device__ __forceinline__ void prepare_selection(BlocksShared& own, int thread) {
+GVR_DEVICE void prepare_selection(BlocksShared& own, int thread) {
   own.bins.clear(thread);
   if (thread == 0) own.shared.few_count = 0;
 }
@@ -43,10 +43,9 @@ __device__ __forceinline__ void prepare_selection(BlocksShared& own, int thread)
 // Selects the `ctx.k` largest elements of a tile that holds keys and more than `ctx.k` elements. `before`
 // becomes the number that earlier warps have selected.
 template <typename T, typename Tile>
-__device__ __forceinline__ small_row::PartitionOf<Tile> select_largest(const RowContext<T>& ctx,
-                                                                       const Tile& tile,
-                                                                       small_row::RoundBins<kThreads>& bins,
-                                                                       uint32_t& before) {
+GVR_DEVICE small_row::PartitionOf<Tile> select_largest(const RowContext<T>& ctx, const Tile& tile,
+                                                       small_row::RoundBins<kThreads>& bins,
+                                                       uint32_t& before) {
   int rounds = 0;
   uint32_t dense_bin = 0, kth = 0;
   small_row::PartitionOf<Tile> partition =
@@ -58,7 +57,7 @@ __device__ __forceinline__ small_row::PartitionOf<Tile> select_largest(const Row
 
 // Stages the `block_k` blocks of a row that has more: its newest one, and the best of the others.
 template <typename T>
-__device__ __forceinline__ void choose_blocks(RowContext<T>& ctx, BlocksShared& own, int block_k) {
+GVR_DEVICE void choose_blocks(RowContext<T>& ctx, BlocksShared& own, int block_k) {
   ctx.k = block_k - 1;
   BlockTile<T> tile;
   tile.load(ctx.row, blocks_of(ctx.row.n) - 1);
@@ -71,8 +70,7 @@ __device__ __forceinline__ void choose_blocks(RowContext<T>& ctx, BlocksShared& 
 
 // Takes the given blocks that the row has as candidates, and returns how many scores they hold. It takes one
 // block barrier.
-__device__ __forceinline__ int accept_given(BlocksShared& own, const int (&given)[kGivenPerThread],
-                                            int thread, int n) {
+GVR_DEVICE int accept_given(BlocksShared& own, const int (&given)[kGivenPerThread], int thread, int n) {
   const int blocks = blocks_of(n);
   uint32_t count = 0, newest = 0;
 #pragma unroll
@@ -95,8 +93,8 @@ __device__ __forceinline__ int accept_given(BlocksShared& own, const int (&given
 
 // Selects all scores of a tile.
 template <typename T, typename Tile>
-__device__ __forceinline__ small_row::PartitionOf<Tile> select_all(const RowContext<T>& ctx, const Tile& tile,
-                                                                   uint32_t& before) {
+GVR_DEVICE small_row::PartitionOf<Tile> select_all(const RowContext<T>& ctx, const Tile& tile,
+                                                   uint32_t& before) {
   small_row::PartitionOf<Tile> partition{};
   partition.above =
       tile.mask_of([](float& sum, uint32_t key, float bit) { ptx::set_bit_if_greater(sum, key, 0, bit); });
@@ -107,7 +105,7 @@ __device__ __forceinline__ small_row::PartitionOf<Tile> select_all(const RowCont
   return partition;
 }
 
-__device__ __forceinline__ int32_t* positions_of(const BlocksParams& p, int row) {
+GVR_DEVICE int32_t* positions_of(const BlocksParams& p, int row) {
   return p.topk.indices + row * p.topk.indices_stride;
 }
 

@@ -12,7 +12,7 @@ constexpr int kClaimThreads = 1024;
 // Calls visit(row, claim) with the last row of each request and the claim of the slot that it names, if there
 // is such a slot. Another stream may be writing `row_slot`, so two calls of this may see different slots.
 template <typename Visit>
-__device__ __forceinline__ void for_each_claim(const TopkParams& p, Visit visit) {
+GVR_DEVICE void for_each_claim(const TopkParams& p, Visit visit) {
 #pragma unroll 8  // so that the loads overlap
   for (int row = p.next_n * (static_cast<int>(threadIdx.x) + 1) - 1; row < p.rows;
        row += p.next_n * kClaimThreads) {

@@ -15,7 +15,7 @@ namespace gvr_topk {
 // of the cluster. One team of threads sends to each CTA. The receiver's transaction barrier counts one
 // arrival per sender and the bytes that the sender announces.
 template <typename T>
-__device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const KeyInterval& interval) {
+GVR_DEVICE void store_to_peers(const RowContext<T>& ctx, const KeyInterval& interval) {
   const Shared& smem = *ctx.shared;
   const uint32_t target = ctx.team_target(), index = ctx.team_index();
   const uint32_t barrier = ptx::map_to_rank(ptx::shared_address(&smem.counts_barrier), target);
@@ -47,8 +47,8 @@ __device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const K
 // exchange, whatever it has read, because a wait ends only when all CTAs have sent. No warp barrier follows
 // the stores of a cluster, because its price shows in every launch.
 template <typename T, typename Meanwhile>
-__device__ __forceinline__ void send_and_wait(const RowContext<T>& ctx, const KeyInterval& interval,
-                                              uint32_t parity, Meanwhile meanwhile) {
+GVR_DEVICE void send_and_wait(const RowContext<T>& ctx, const KeyInterval& interval, uint32_t parity,
+                              Meanwhile meanwhile) {
   Shared& smem = *ctx.shared;
   if (ctx.ctas > 1) {
     store_to_peers(ctx, interval);
@@ -66,7 +66,7 @@ __device__ __forceinline__ void send_and_wait(const RowContext<T>& ctx, const Ke
 
 // Sums up all headers. All CTAs have the same headers, and so the same result, except for `above_before`.
 template <typename T>
-__device__ __forceinline__ CountResult read_headers(const RowContext<T>& ctx, const KeyInterval& interval) {
+GVR_DEVICE CountResult read_headers(const RowContext<T>& ctx, const KeyInterval& interval) {
   const Shared& smem = *ctx.shared;
   const bool mine = ctx.lane < ctx.ctas;
   const Header& header = smem.header[mine ? ctx.lane : 0];
@@ -94,9 +94,8 @@ __device__ __forceinline__ CountResult read_headers(const RowContext<T>& ctx, co
 
 // Exchanges the counts and lists of all CTAs. `meanwhile` runs while they are under way.
 template <typename T, typename Meanwhile>
-__device__ __forceinline__ CountResult exchange_lists(const RowContext<T>& ctx, const KeyInterval& interval,
-                                                      uint32_t parity, PhaseClock& clock,
-                                                      Meanwhile meanwhile) {
+GVR_DEVICE CountResult exchange_lists(const RowContext<T>& ctx, const KeyInterval& interval, uint32_t parity,
+                                      PhaseClock& clock, Meanwhile meanwhile) {
   __syncthreads();
   clock.stamp();
   send_and_wait(ctx, interval, parity, meanwhile);

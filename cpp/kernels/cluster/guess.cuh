@@ -16,7 +16,7 @@ namespace gvr_topk {
 
 // The interval from a sample that this CTA takes alone.
 template <typename T>
-__device__ __forceinline__ KeyInterval guess_by_row(const RowContext<T>& ctx) {
+GVR_DEVICE KeyInterval guess_by_row(const RowContext<T>& ctx) {
   const RowSampler sampling(ctx, false, ctx.row.n);
   const uint32_t greatest = sampling.probe(ctx);
   return sample_interval(ctx, greatest, SampleRank(sampling.share(ctx)));
@@ -25,8 +25,8 @@ __device__ __forceinline__ KeyInterval guess_by_row(const RowContext<T>& ctx) {
 // The interval from a sample that the CTAs of the cluster divide among them. Either all CTAs call this, or
 // none. `greatest`: the greatest key that this thread's group of lanes has read.
 template <typename T>
-__device__ __forceinline__ KeyInterval guess_by_cluster(const RowContext<T>& ctx, const RowSampler& sampling,
-                                                        uint32_t greatest) {
+GVR_DEVICE KeyInterval guess_by_cluster(const RowContext<T>& ctx, const RowSampler& sampling,
+                                        uint32_t greatest) {
   SampleRank above;
   if (ctx.ctas > 1) {
     greatest = sample_of_cluster(ctx, greatest, [&] { above = SampleRank(sampling.share(ctx)); });
@@ -38,16 +38,16 @@ __device__ __forceinline__ KeyInterval guess_by_cluster(const RowContext<T>& ctx
 
 // The sampler of a row without state. It uses the probes that were taken early, if they serve.
 template <typename T, int kProbes>
-__device__ __forceinline__ RowSampler sampling_of(const RowContext<T>& ctx, const LaunchTraits& traits,
-                                                  const RowProbe<T, kProbes>& probe) {
+GVR_DEVICE RowSampler sampling_of(const RowContext<T>& ctx, const LaunchTraits& traits,
+                                  const RowProbe<T, kProbes>& probe) {
   return RowSampler(ctx, true, probe.serves(traits, ctx.row.n) ? probe.span : ctx.row.n);
 }
 
 // The interval for a launch that reads state. The block has agreed on `state` and on the gate's answer
 // `reason`. No CTA waits for another one in here, because the other may have read something else.
 template <typename T>
-__device__ __forceinline__ KeyInterval guess(const RowContext<T>& ctx, HintReason reason,
-                                             const StepState& state, const Moments& moments) {
+GVR_DEVICE KeyInterval guess(const RowContext<T>& ctx, HintReason reason, const StepState& state,
+                             const Moments& moments) {
   if (reason == HintReason::kUsed) {
     if (has_value(state)) return predicted_interval(moments, state);
     if (state.z_score <= kStateInfinite) return KeyInterval{kPosInfKey, kPosInfKey, kGuessValue};
@@ -61,10 +61,9 @@ __device__ __forceinline__ KeyInterval guess(const RowContext<T>& ctx, HintReaso
 // The interval for a launch without state. All CTAs know that there is no state, so they sample together.
 // `probed` runs once all loads of the sample are done.
 template <typename T, int kProbes, typename Probed>
-__device__ __forceinline__ KeyInterval guess_without_state(const RowContext<T>& ctx,
-                                                           const LaunchTraits& traits,
-                                                           const RowProbe<T, kProbes>& probe,
-                                                           const RowSampler& sampling, Probed probed) {
+GVR_DEVICE KeyInterval guess_without_state(const RowContext<T>& ctx, const LaunchTraits& traits,
+                                           const RowProbe<T, kProbes>& probe, const RowSampler& sampling,
+                                           Probed probed) {
   const uint32_t greatest =
       probe.serves(traits, ctx.row.n) ? sampling.probe(ctx, probe.seen()) : sampling.probe(ctx);
   probed();
@@ -80,8 +79,7 @@ __device__ __forceinline__ KeyInterval guess_without_state(const RowContext<T>& 
 // Returns false if neither is likely to hold the k-th key; radix rounds decide then. All CTAs have the same
 // counts, and so the same interval.
 template <typename T>
-__device__ __forceinline__ bool move_interval(const RowContext<T>& ctx, const CountResult& result,
-                                              KeyInterval& missed) {
+GVR_DEVICE bool move_interval(const RowContext<T>& ctx, const CountResult& result, KeyInterval& missed) {
   KeyInterval interval = missed;
   const uint32_t k = ctx.k, capacity = static_cast<uint32_t>(ctx.list.segment() << ctx.log2_ctas) / 2;
   if (!result.agreed || result.contains_k) return false;
@@ -107,14 +105,13 @@ __device__ __forceinline__ bool move_interval(const RowContext<T>& ctx, const Co
 
 // Returns whether the counts of an interval show that the k-th value is -inf: fewer than k elements are
 // greater than -inf.
-__device__ __forceinline__ bool is_masked(const KeyInterval& interval, const CountResult& result, int k) {
+GVR_DEVICE bool is_masked(const KeyInterval& interval, const CountResult& result, int k) {
   return interval.lo == kLeastFiniteKey && result.above + result.inside < static_cast<uint32_t>(k);
 }
 
 // Returns the range of keys that holds the k-th key, according to the counts of an interval that missed. All
 // CTAs must have agreed on the counts.
-__device__ __forceinline__ KeyInterval range_of(const CountResult& result, const KeyInterval& interval,
-                                                int k) {
+GVR_DEVICE KeyInterval range_of(const CountResult& result, const KeyInterval& interval, int k) {
   if (result.contains_k) return interval;
   if (result.above >= static_cast<uint32_t>(k)) return KeyInterval{interval.hi + 1, kMaxKey, kGuessNone};
   return KeyInterval{kMinKey, interval.lo - 1, kGuessNone};

@@ -14,15 +14,15 @@ namespace gvr_topk {
 template <typename Item, int kCount>
 class Inbox {
  public:
-  __device__ __forceinline__ const Item& operator[](int i) const { return items_[i]; }
+  GVR_DEVICE const Item& operator[](int i) const { return items_[i]; }
 
   // Returns the address of CTA `rank`'s item `i`, for a transaction store.
-  __device__ __forceinline__ uint32_t address_in(uint32_t rank, int i) const {
+  GVR_DEVICE uint32_t address_in(uint32_t rank, int i) const {
     return ptx::map_to_rank(ptx::shared_address(&items_[i]), rank);
   }
 
   // Stores the item of a cluster of one CTA, which has no other sender and so uses no transaction barrier.
-  __device__ __forceinline__ void put_alone(const Item& item) { items_[0] = item; }
+  GVR_DEVICE void put_alone(const Item& item) { items_[0] = item; }
 
  private:
   Item items_[kCount];
@@ -33,24 +33,23 @@ class Inbox {
 class KeyList {
  public:
   KeyList() = default;
-  __device__ __forceinline__ KeyList(uint32_t* keys, int segment, int rank)
-      : keys_(keys), segment_(segment), rank_(rank) {}
+  GVR_DEVICE KeyList(uint32_t* keys, int segment, int rank) : keys_(keys), segment_(segment), rank_(rank) {}
 
   // Returns how many keys one CTA may list.
-  __device__ __forceinline__ int segment() const { return segment_; }
+  GVR_DEVICE int segment() const { return segment_; }
 
-  __device__ __forceinline__ const uint32_t* of(int cta) const { return keys_ + cta * segment_; }
+  GVR_DEVICE const uint32_t* of(int cta) const { return keys_ + cta * segment_; }
 
   // Returns the memory behind the list, which has room for `capacity` keys in all.
-  __device__ __forceinline__ void* end(int capacity) const { return keys_ + capacity; }
+  GVR_DEVICE void* end(int capacity) const { return keys_ + capacity; }
 
   // Keys past the segment's end are dropped, so `slot` may be any number.
-  __device__ __forceinline__ void put(uint32_t slot, uint32_t key) const {
+  GVR_DEVICE void put(uint32_t slot, uint32_t key) const {
     if (slot < static_cast<uint32_t>(segment_)) keys_[rank_ * segment_ + slot] = key;
   }
 
   // Returns the address that this CTA's segment has in CTA `target`, for transaction stores.
-  __device__ __forceinline__ uint32_t own_address_in(uint32_t target) const {
+  GVR_DEVICE uint32_t own_address_in(uint32_t target) const {
     return ptx::map_to_rank(ptx::shared_address(of(rank_)), target);
   }
 

@@ -25,8 +25,7 @@ struct RowProbe {
   // Starts the copies. They go to shared memory, because with loads to registers the wait for the length
   // would be a wait for the probes too. Second probes land in `store`, kThreads vectors that only this CTA
   // uses and that serve another purpose only later.
-  __device__ __forceinline__ RowProbe(const RowContext<T>& ctx, const LaunchTraits& traits,
-                                      uint4* store = nullptr)
+  GVR_DEVICE RowProbe(const RowContext<T>& ctx, const LaunchTraits& traits, uint4* store = nullptr)
       : alike(traits.has(LaunchTraits::kReadsState)) {
     zone[0] = ctx.shared->landing + ctx.thread;
     if constexpr (kProbes > 1) zone[1] = store + ctx.thread;
@@ -35,15 +34,14 @@ struct RowProbe {
 
   // Probes again, without waiting for the copies under way. The new probes land in `store`. It must have
   // kProbes * kThreads vectors that nothing else uses until the copies have landed.
-  __device__ __forceinline__ void fetch_into(uint4* store, const RowContext<T>& ctx,
-                                             const LaunchTraits& traits) {
+  GVR_DEVICE void fetch_into(uint4* store, const RowContext<T>& ctx, const LaunchTraits& traits) {
 #pragma unroll
     for (int i = 0; i < kProbes; ++i) zone[i] = store + i * kThreads + ctx.thread;
     fetch(ctx, traits);
   }
 
   // Probes the first `row.n` elements.
-  __device__ __forceinline__ void fetch(const RowContext<T>& ctx, const LaunchTraits& traits) {
+  GVR_DEVICE void fetch(const RowContext<T>& ctx, const LaunchTraits& traits) {
     span = ctx.row.n;
 #pragma unroll
     for (int i = 0; i < kProbes; ++i) {
@@ -68,7 +66,7 @@ struct RowProbe {
   }
 
   // The elements that a probe has read. The copies must have landed.
-  __device__ __forceinline__ SampleVec<T> seen(int probe = 0) const {
+  GVR_DEVICE SampleVec<T> seen(int probe = 0) const {
     SampleVec<T> neighbours;
     neighbours.load(zone[probe]);
     return neighbours;
@@ -76,7 +74,7 @@ struct RowProbe {
 
   // Whether these probes can serve as those of a row of length n, because hardly any of them lies behind the
   // row's end.
-  __device__ __forceinline__ bool serves(const LaunchTraits& traits, int n) const {
+  GVR_DEVICE bool serves(const LaunchTraits& traits, int n) const {
     return traits.has(LaunchTraits::kAligned) && !alike && n > span - span / 16;
   }
 };
@@ -94,18 +92,17 @@ struct Moments {
   Moments() = default;
 
   // The moments of a row that was not sampled at fixed positions.
-  __device__ __forceinline__ static Moments unknown() {
+  GVR_DEVICE static Moments unknown() {
     Moments moments;
     moments.deviation = kTooFewCounted;
     return moments;
   }
 
-  __device__ __forceinline__ explicit Moments(const MissedGuess& missed)
-      : mean(missed.mean), deviation(missed.deviation) {}
+  GVR_DEVICE explicit Moments(const MissedGuess& missed) : mean(missed.mean), deviation(missed.deviation) {}
 
   // The moments of a sample that is the same in all CTAs. The computation contains one block barrier.
   template <typename T, int kProbes>
-  __device__ __forceinline__ Moments(const RowContext<T>& ctx, const RowProbe<T, kProbes>& probe) {
+  GVR_DEVICE Moments(const RowContext<T>& ctx, const RowProbe<T, kProbes>& probe) {
     Shared& smem = *ctx.shared;
     float sum = 0.0f, squares = 0.0f;
     bool counts = true;
@@ -145,8 +142,8 @@ struct Moments {
       deviation = count > 0 ? kTooFewCounted : kNoneCounted;
   }
 
-  __device__ __forceinline__ bool are_known() const { return deviation >= 0.0f; }
-  __device__ __forceinline__ bool counted_none() const { return deviation == kNoneCounted; }
+  GVR_DEVICE bool are_known() const { return deviation >= 0.0f; }
+  GVR_DEVICE bool counted_none() const { return deviation == kNoneCounted; }
 };
 
 }  // namespace gvr_topk

@@ -11,13 +11,13 @@ namespace gvr_topk {
 // no tie is left out. The upper half counts ties. Neither half overflows, because the keys that a cluster
 // lists and the elements that one CTA holds are together fewer than 2^16 (`fits`). Masked rows have more ties
 // than that, and do not pack those of earlier CTAs (resident/resolve_miss.cuh).
-__device__ __forceinline__ uint32_t packed_count(uint32_t key, const Threshold& threshold) {
+GVR_DEVICE uint32_t packed_count(uint32_t key, const Threshold& threshold) {
   if (key < threshold.key) return 0;
   return key > threshold.key || threshold.takes_all() ? 1 : 1 << 16;
 }
 
 // Returns the packed count of an element of the row. `level` is the threshold's key as a value.
-__device__ __forceinline__ uint32_t packed_count(float value, float level, const Threshold& threshold) {
+GVR_DEVICE uint32_t packed_count(float value, float level, const Threshold& threshold) {
   if (value < level) return 0;
   return threshold.takes_all() || value != level ? 1 : 1 << 16;
 }
@@ -25,8 +25,7 @@ __device__ __forceinline__ uint32_t packed_count(float value, float level, const
 // Counts the selected keys among those that earlier CTAs have listed. The counts are read behind a block
 // barrier.
 template <typename T>
-__device__ __forceinline__ void count_listed(const RowContext<T>& ctx, const ListedKeys& listed,
-                                             const Threshold& threshold) {
+GVR_DEVICE void count_listed(const RowContext<T>& ctx, const ListedKeys& listed, const Threshold& threshold) {
   uint32_t counts = 0;
   // A warp never straddles two segments, because there are at most as many CTAs as warps.
   if (listed.cta < ctx.rank) {
@@ -44,8 +43,8 @@ struct OutputOffset {
   // `above`: elements above the interval in earlier CTAs. `in_warp`: packed count of the earlier lanes. All
   // other counts of earlier CTAs and warps are in `selected`. Ties go to the smallest indices.
   template <typename T>
-  __device__ __forceinline__ OutputOffset(const RowContext<T>& ctx, const KeyInterval& interval,
-                                          const Threshold& threshold, uint32_t above, uint32_t in_warp) {
+  GVR_DEVICE OutputOffset(const RowContext<T>& ctx, const KeyInterval& interval, const Threshold& threshold,
+                          uint32_t above, uint32_t in_warp) {
     const Shared& smem = *ctx.shared;
     // One half of the warp adds up the counts of earlier CTAs, the other half those of earlier warps.
     static_assert(kWarps == 16);
@@ -68,7 +67,7 @@ struct OutputOffset {
   }
 
   // Whether the next element is selected: a tie is selected only while the quota lasts.
-  __device__ __forceinline__ bool accept(bool tie) {
+  GVR_DEVICE bool accept(bool tie) {
     if (!tie) return true;
     if (ties_left == 0) return false;
     --ties_left;

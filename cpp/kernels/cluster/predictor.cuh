@@ -19,13 +19,13 @@ namespace gvr_topk {
 struct PredictionErrors {
   float z_score, value;
 
-  __device__ __forceinline__ static PredictionErrors of(const StepState& state) {
+  GVR_DEVICE static PredictionErrors of(const StepState& state) {
     return PredictionErrors{__uint_as_float(state.packed_errors & 0xffff0000u),
                             __uint_as_float(state.packed_errors << 16)};
   }
 
   // The lowest bit says which predictor is in use.
-  __device__ __forceinline__ uint32_t packed(bool by_value) const {
+  GVR_DEVICE uint32_t packed(bool by_value) const {
     const uint32_t both = __byte_perm(__float_as_uint(value), __float_as_uint(z_score), 0x7632);
     return (both & ~1u) | static_cast<uint32_t>(by_value);
   }
@@ -33,7 +33,7 @@ struct PredictionErrors {
 
 // The interval of the predictor in use. `StepState::limit` bounds its half-width, in that predictor's own
 // unit, because each element inside takes time to list.
-__device__ __forceinline__ KeyInterval predicted_interval(const Moments& moments, const StepState& state) {
+GVR_DEVICE KeyInterval predicted_interval(const Moments& moments, const StepState& state) {
   const PredictionErrors errors = PredictionErrors::of(state);
   const bool by_value = (state.packed_errors & 1) != 0;
   float centre = state.value, half_width = errors.value;
@@ -75,9 +75,8 @@ constexpr float kUnknownDensity = 0x1p-13f;
 // are counted instead of listed in any interval that holds them, and say nothing about the density of other
 // elements, so they are left out of `inside`.
 template <typename T>
-__device__ __forceinline__ StepState next_state(const RowContext<T>& ctx, const Moments& moments,
-                                                uint32_t kth, const KeyInterval& interval,
-                                                const CountResult& result) {
+GVR_DEVICE StepState next_state(const RowContext<T>& ctx, const Moments& moments, uint32_t kth,
+                                const KeyInterval& interval, const CountResult& result) {
   if (kth > kMostFiniteKey) return StepState{kStateInfinite, 0.0f, 0.0f, 0};
   if (kth < kLeastFiniteKey) return StepState{kStateMasked, 0.0f, 0.0f, 0};
   const StepState last = ctx.shared->facts.state;

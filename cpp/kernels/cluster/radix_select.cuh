@@ -22,7 +22,7 @@ struct RadixBins {
   int shift;
   uint32_t above = 0;
 
-  __device__ __forceinline__ void add(uint32_t key) {
+  GVR_DEVICE void add(uint32_t key) {
     const bool inside = range.contains(key);
     above += key >= range.base && !inside;
     if (inside) atomicAdd(&hist[range.bin(key, shift)], 1u);
@@ -32,7 +32,7 @@ struct RadixBins {
 // Sums the histograms of all CTAs into `keys`, and their `over` into `over_range`. The key lists carry the
 // histograms, and the headers carry `over`.
 template <typename T>
-__device__ __forceinline__ void sum_over_cluster(const RowContext<T>& ctx, uint32_t over, uint32_t parity) {
+GVR_DEVICE void sum_over_cluster(const RowContext<T>& ctx, uint32_t over, uint32_t parity) {
   static_assert(kRadixBins == kThreads && Histogram::kBins == 2 * kRadixBins);
   Shared& smem = *ctx.shared;
   const int bin = ctx.thread;
@@ -71,8 +71,8 @@ __device__ __forceinline__ void sum_over_cluster(const RowContext<T>& ctx, uint3
 // infinities two. The number of rounds is bounded whatever values the rounds read: a row that is overwritten
 // meanwhile may no longer have a k-th key where one was counted.
 template <typename T, typename AddKeys>
-__device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, const KeyInterval& start,
-                                                    uint32_t& exchanges, int& rounds, AddKeys add_keys) {
+GVR_DEVICE KeyInterval radix_select(const RowContext<T>& ctx, const KeyInterval& start, uint32_t& exchanges,
+                                    int& rounds, AddKeys add_keys) {
   constexpr int kMostRounds = 2 + (32 + kLog2RadixBins - 1) / kLog2RadixBins;
   Shared& smem = *ctx.shared;
   if (start.hi <= kNegInfKey) return KeyInterval::only(kNegInfKey);
@@ -118,9 +118,8 @@ __device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, co
 
 // Radix rounds over all elements of the row.
 template <typename T>
-__device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, Tile<T>& tile,
-                                                    const KeyInterval& range, uint32_t& exchanges,
-                                                    int& rounds) {
+GVR_DEVICE KeyInterval radix_select(const RowContext<T>& ctx, Tile<T>& tile, const KeyInterval& range,
+                                    uint32_t& exchanges, int& rounds) {
   return radix_select(ctx, range, exchanges, rounds, [&](RadixBins& bins) {
     ctx.for_each_tile(tile, [&](int, int begin) {
       uint32_t valid = valid_bits<T>(begin, ctx.end, ctx.lane);

@@ -43,7 +43,7 @@ struct RowContext {
   uint4* ring;      // [kRingDepth][vectors][kThreads] tiles under way; null: tiles are loaded when needed
 
   // Sets the row's length, and with it the parts that this CTA and warp own.
-  __device__ __forceinline__ void set_length(int length) {
+  GVR_DEVICE void set_length(int length) {
     row.n = length;
     const int n = max(length, 0);
     const int span = warp_span(n, log2_ctas, sizeof(T));
@@ -58,32 +58,32 @@ struct RowContext {
     }
   }
 
-  __device__ __forceinline__ int tile_begin(int step) const { return min(end, begin + step * kStepElements); }
+  GVR_DEVICE int tile_begin(int step) const { return min(end, begin + step * kStepElements); }
 
   // Bits of one tile's elements for which `test(key)` holds. Testing values (match_tile) is faster.
   template <typename Test>
-  __device__ __forceinline__ uint32_t match_keys(const Tile<T>& tile, int at, Test test) const {
+  GVR_DEVICE uint32_t match_keys(const Tile<T>& tile, int at, Test test) const {
     return valid_bits<T>(at, end, lane) &
            match_tile(tile, at, end, [&](float x) { return test(order_key(x)); });
   }
 
   // Vectors of one tile that hold elements of this warp's part.
-  __device__ __forceinline__ int tile_vecs(int step) const {
+  GVR_DEVICE int tile_vecs(int step) const {
     constexpr int kGroup = 32 * kPerVec<T>;
     return min(Tile<T>::kVecs, (end - tile_begin(step) + kGroup - 1) / kGroup);
   }
 
-  __device__ __forceinline__ uint16_t& mask(int step) const { return masks[step * kThreads + thread]; }
+  GVR_DEVICE uint16_t& mask(int step) const { return masks[step * kThreads + thread]; }
 
   // The block's threads form one team for each CTA of the cluster. A team sends to the CTA `team_target`.
-  __device__ __forceinline__ int team_size() const { return kThreads >> log2_ctas; }
-  __device__ __forceinline__ int team_target() const { return thread >> (kLog2Threads - log2_ctas); }
-  __device__ __forceinline__ int team_index() const { return thread & (team_size() - 1); }
+  GVR_DEVICE int team_size() const { return kThreads >> log2_ctas; }
+  GVR_DEVICE int team_target() const { return thread >> (kLog2Threads - log2_ctas); }
+  GVR_DEVICE int team_index() const { return thread & (team_size() - 1); }
 
   // Calls visit(step, first position of the tile) with each tile loaded. If there is only one tile, it stays
   // in its registers and is never read again.
   template <typename Visit>
-  __device__ __forceinline__ void for_each_tile(Tile<T>& tile, Visit visit) const {
+  GVR_DEVICE void for_each_tile(Tile<T>& tile, Visit visit) const {
     if (steps == 1) {
       visit(0, begin);
       return;
@@ -115,16 +115,16 @@ struct RowContext {
 
   // Whether the whole tile lies in the row and can be loaded 16 bytes at a time. In an aligned row this fails
   // only for the last tiles.
-  __device__ __forceinline__ bool is_whole(int step) const {
+  GVR_DEVICE bool is_whole(int step) const {
     return row.aligned && begin + step * kStepElements + kTileElements <= end;
   }
 
   // A thread reads back only what it requested, so the ring needs no barrier.
-  __device__ __forceinline__ uint4* ring_slot(int step) const {
+  GVR_DEVICE uint4* ring_slot(int step) const {
     return ring + (step % kRingDepth) * Tile<T>::kVecs * kThreads + thread;
   }
 
-  __device__ __forceinline__ void request_tile(int step) const {
+  GVR_DEVICE void request_tile(int step) const {
     if (step < steps && row.aligned) {
       const int left = end - tile_begin(step) - lane * kPerVec<T>;
       const T* first = row.data + tile_begin(step) + lane * kPerVec<T>;
@@ -143,7 +143,7 @@ struct RowContext {
   // Calls visit(i, i < count) for this thread's candidates. Warps own contiguous runs of them, and all lanes
   // of a warp take part in every call.
   template <typename Visit>
-  __device__ __forceinline__ void for_each_candidate(uint32_t count, Visit visit) const {
+  GVR_DEVICE void for_each_candidate(uint32_t count, Visit visit) const {
     const int rounds = static_cast<int>(count + kThreads - 1) >> kLog2Threads;
     const int first = warp * rounds * 32 + lane;
 #pragma unroll 1
@@ -154,9 +154,9 @@ struct RowContext {
 // The context of a row whose length is not known yet; `RowJob::agree_on_length` sets the length.
 // `known_sizes`: the sizes in `traits` are constants.
 template <typename T>
-__device__ __forceinline__ RowContext<T> make_context(const TopkParams& p, const LaunchTraits& traits,
-                                                      const SmemLayout& layout, const RowView<T>& row,
-                                                      unsigned char* storage, bool known_sizes = false) {
+GVR_DEVICE RowContext<T> make_context(const TopkParams& p, const LaunchTraits& traits,
+                                      const SmemLayout& layout, const RowView<T>& row, unsigned char* storage,
+                                      bool known_sizes = false) {
   // A size that is a constant must remain visible to the compiler as one.
   const auto keep = [&](int& size) {
     if (!known_sizes) ptx::keep(size);
@@ -189,7 +189,7 @@ __device__ __forceinline__ RowContext<T> make_context(const TopkParams& p, const
   return ctx;
 }
 
-__device__ __forceinline__ void cluster_sync(int ctas) {
+GVR_DEVICE void cluster_sync(int ctas) {
   if (ctas > 1) {
     ptx::cluster_arrive();
     ptx::cluster_wait();
@@ -200,7 +200,7 @@ __device__ __forceinline__ void cluster_sync(int ctas) {
 
 // Sum of the numbers that earlier warps have stored in `warp_value[which]`.
 template <typename Context>
-__device__ __forceinline__ uint32_t earlier_warps(const Context& ctx, int which) {
+GVR_DEVICE uint32_t earlier_warps(const Context& ctx, int which) {
   return __reduce_add_sync(0xffffffffu, ctx.lane < ctx.warp ? ctx.shared->warp_value[which][ctx.lane] : 0);
 }
 

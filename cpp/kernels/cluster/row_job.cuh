@@ -14,20 +14,19 @@
 
 namespace gvr_topk {
 
-__device__ __forceinline__ StepState* state_of(const TopkParams& p, int slot) {
+GVR_DEVICE StepState* state_of(const TopkParams& p, int slot) {
   return reinterpret_cast<StepState*>(p.state) + slot;
 }
 
 // Starts to load the state of a slot, if `requested`.
-__device__ __forceinline__ void load_state(bool requested, const TopkParams& p, int slot, StepState& state) {
+GVR_DEVICE void load_state(bool requested, const TopkParams& p, int slot, StepState& state) {
   float4 loaded = make_float4(state.z_score, state.value, state.limit, 0.0f);
   ptx::load_if(requested, loaded, state_of(p, slot));
   state = StepState{loaded.x, loaded.y, loaded.z, __float_as_uint(loaded.w)};
 }
 
 // The slot that a row names. It is loaded if the launch has `row_slot`; otherwise it is the request's number.
-__device__ __forceinline__ int load_requested_slot(const TopkParams& p, const LaunchTraits& traits, int row,
-                                                   int request) {
+GVR_DEVICE int load_requested_slot(const TopkParams& p, const LaunchTraits& traits, int row, int request) {
   int slot = request;
   const int32_t* slots = p.seq_lens;  // any valid address serves a load that is predicated off
   if (traits.has(LaunchTraits::kRowSlots)) slots = p.row_slot;
@@ -36,20 +35,19 @@ __device__ __forceinline__ int load_requested_slot(const TopkParams& p, const La
 }
 
 // The slot if it exists and is in use, or else a negative number.
-__device__ __forceinline__ int checked_slot(const TopkParams& p, const LaunchTraits& traits,
-                                            int requested_slot) {
+GVR_DEVICE int checked_slot(const TopkParams& p, const LaunchTraits& traits, int requested_slot) {
   return traits.has(LaunchTraits::kWritesState) && requested_slot < p.num_slots ? requested_slot : -1;
 }
 
 template <typename T>
-__device__ __forceinline__ void reset_counts(const RowContext<T>& ctx) {
+GVR_DEVICE void reset_counts(const RowContext<T>& ctx) {
   ctx.shared->counts = Counts{};
 }
 
 // Clears the shared memory from which a second pass over the row starts. A block barrier precedes this, and
 // another follows.
 template <typename T>
-__device__ __forceinline__ void clear_selection(const RowContext<T>& ctx) {
+GVR_DEVICE void clear_selection(const RowContext<T>& ctx) {
   ctx.shared->keys.template clear<kThreads>();
   if (ctx.thread == 0) {
     reset_counts(ctx);
@@ -61,7 +59,7 @@ __device__ __forceinline__ void clear_selection(const RowContext<T>& ctx) {
 // own block that is still sending. So counts and lists must not be reset before the block barrier, and no
 // header may be sent before the cluster barrier, because another CTA may still be reading the last one.
 template <typename T>
-__device__ __forceinline__ void restart_counts(const RowContext<T>& ctx) {
+GVR_DEVICE void restart_counts(const RowContext<T>& ctx) {
   __syncthreads();
   if (ctx.thread == 0) reset_counts(ctx);
   ptx::reconverge(ctx.zero);
@@ -69,14 +67,14 @@ __device__ __forceinline__ void restart_counts(const RowContext<T>& ctx) {
 }
 
 template <typename T>
-__device__ __forceinline__ void init_barriers(const RowContext<T>& ctx) {
+GVR_DEVICE void init_barriers(const RowContext<T>& ctx) {
   if (ctx.thread != 0 || ctx.ctas == 1) return;
   ptx::barrier_init(ptx::shared_address(&ctx.shared->counts_barrier), ctx.ctas);
   ptx::barrier_init(ptx::shared_address(&ctx.shared->sample_barrier), ctx.ctas);
 }
 
 template <typename T>
-__device__ __forceinline__ void reset_counters(const RowContext<T>& ctx) {
+GVR_DEVICE void reset_counters(const RowContext<T>& ctx) {
   Shared& smem = *ctx.shared;
   if (ctx.thread < kMaxClusterSize) {
     smem.segment_above[ctx.thread] = 0;
@@ -92,7 +90,7 @@ __device__ __forceinline__ void reset_counters(const RowContext<T>& ctx) {
 // Clears the shared memory that the first exchange expects to be zero, and initializes the transaction
 // barriers. The list needs no clearing.
 template <typename T>
-__device__ __forceinline__ void prepare_exchange(const RowContext<T>& ctx) {
+GVR_DEVICE void prepare_exchange(const RowContext<T>& ctx) {
   Shared& smem = *ctx.shared;
   static_assert(Histogram::kBins == 2 * kThreads);
   reinterpret_cast<uint2*>(smem.keys.fine)[ctx.thread] = make_uint2(0, 0);
@@ -107,47 +105,46 @@ __device__ __forceinline__ void prepare_exchange(const RowContext<T>& ctx) {
 // Announces that this CTA runs. cluster_wait() waits until all CTAs of the cluster do; before that, no shared
 // memory of other CTAs may be touched.
 template <typename T>
-__device__ __forceinline__ void arrive_at_start(const RowContext<T>& ctx) {
+GVR_DEVICE void arrive_at_start(const RowContext<T>& ctx) {
   if (ctx.ctas > 1) ptx::cluster_arrive_relaxed();
 }
 
-__device__ __forceinline__ int request_of(const TopkParams& p, const LaunchTraits& traits, int row) {
+GVR_DEVICE int request_of(const TopkParams& p, const LaunchTraits& traits, int row) {
   return traits.has(LaunchTraits::kDraftRows) ? row / p.next_n : row;
 }
 
 // Number of rows of one request.
-__device__ __forceinline__ int next_n_of(const TopkParams& p, const LaunchTraits& traits) {
+GVR_DEVICE int next_n_of(const TopkParams& p, const LaunchTraits& traits) {
   return traits.has(LaunchTraits::kDraftRows) ? p.next_n : 1;
 }
 
 // Number of keys at the end of its request that a row does not see. A length given by row counts exactly the
 // keys that the row sees. A length given by request also counts the keys of the later draft rows.
-__device__ __forceinline__ int unseen_by(const TopkParams& p, const LaunchTraits& traits, int row,
-                                         int request) {
+GVR_DEVICE int unseen_by(const TopkParams& p, const LaunchTraits& traits, int row, int request) {
   if (!traits.has(LaunchTraits::kDraftRows) || traits.has(LaunchTraits::kRowLengths)) return 0;
   return p.next_n - 1 - (row - request * p.next_n);
 }
 
 // Number of scores that a row may select from. The row does not see the last ones of the `length` keys. No
 // value of `length` makes the computation overflow.
-__device__ __forceinline__ int visible_length(const TopkParams& p, const LaunchTraits& traits, int row,
-                                              int request, int length) {
+GVR_DEVICE int visible_length(const TopkParams& p, const LaunchTraits& traits, int row, int request,
+                              int length) {
   const int unseen = unseen_by(p, traits, row, request);
   const int keys = max(length, unseen) - unseen;  // No overflow, whatever the length is.
   return min(traits.has(LaunchTraits::kCompressed) ? keys / p.compress_ratio : keys, p.width);
 }
 
-__device__ __forceinline__ int32_t* stats_of(const TopkParams& p, const LaunchTraits& traits, int row) {
+GVR_DEVICE int32_t* stats_of(const TopkParams& p, const LaunchTraits& traits, int row) {
   return traits.has(LaunchTraits::kStats) ? p.stats + row * kStatColumns : nullptr;
 }
 
-__device__ __forceinline__ void write_short_stats(int32_t* stats, HintReason reason) {
+GVR_DEVICE void write_short_stats(int32_t* stats, HintReason reason) {
   write_stats(stats, reason, 0, 0, 0, -1, kGuessNone, false, 0);
 }
 
 // Writes a row no longer than k, which needs no selection. `threads` threads share this; `thread` is one.
-__device__ __forceinline__ void write_short_row(const OutputWriter& output, int n, int k, int thread,
-                                                int threads, int32_t* stats, HintReason reason) {
+GVR_DEVICE void write_short_row(const OutputWriter& output, int n, int k, int thread, int threads,
+                                int32_t* stats, HintReason reason) {
 #pragma unroll 1
   for (int i = thread; i < k; i += threads) output.put(i, i < n ? i : -1);
   if (stats != nullptr && thread == 0) write_short_stats(stats, reason);
@@ -169,8 +166,8 @@ struct RowJob {
   RowContext<T> ctx;
   bool writer;  // whether this thread writes the outputs that exist once per row
 
-  __device__ __forceinline__ RowJob(const TopkParams& p, const LaunchTraits& traits, const SmemLayout& layout,
-                                    unsigned char* storage, bool known_sizes = false) {
+  GVR_DEVICE RowJob(const TopkParams& p, const LaunchTraits& traits, const SmemLayout& layout,
+                    unsigned char* storage, bool known_sizes = false) {
     row = blockIdx.x >> traits.log2_ctas();
     request = request_of(p, traits, row);
     const int32_t* lengths = p.seq_lens + (traits.has(LaunchTraits::kRowLengths) ? row : request);
@@ -182,8 +179,8 @@ struct RowJob {
   }
 
   // The job of a row whose slot and length have already been read, for out-of-line functions.
-  __device__ __forceinline__ RowJob(const TopkParams& p, const LaunchTraits& traits, const SmemLayout& layout,
-                                    unsigned char* storage, int slot, int length)
+  GVR_DEVICE RowJob(const TopkParams& p, const LaunchTraits& traits, const SmemLayout& layout,
+                    unsigned char* storage, int slot, int length)
       : row(blockIdx.x >> traits.log2_ctas()), requested_slot(slot) {
     request = request_of(p, traits, row);
     ctx = make_context<T>(p, traits, layout, row_buffer<T>(p, traits.has(LaunchTraits::kAligned), row),
@@ -195,7 +192,7 @@ struct RowJob {
   // Waits for the row's length. One thread has read it, so that the whole block uses the same number although
   // another stream may be writing it. This contains one block barrier, so work that does not need the length
   // comes before the call.
-  __device__ __forceinline__ void agree_on_length(const TopkParams& p, const LaunchTraits& traits) {
+  GVR_DEVICE void agree_on_length(const TopkParams& p, const LaunchTraits& traits) {
     Shared& smem = *ctx.shared;
     const int length = visible_length(p, traits, row, request, seq_len);
     ptx::store_shared_if(ctx.thread == 0, smem.facts.length, length);
@@ -205,11 +202,11 @@ struct RowJob {
     ctx.set_length(smem.facts.length);
   }
 
-  __device__ __forceinline__ int slot(const TopkParams& p, const LaunchTraits& traits) const {
+  GVR_DEVICE int slot(const TopkParams& p, const LaunchTraits& traits) const {
     return checked_slot(p, traits, requested_slot);
   }
 
-  __device__ __forceinline__ HintView hint(const TopkParams& p, const LaunchTraits& traits) const {
+  GVR_DEVICE HintView hint(const TopkParams& p, const LaunchTraits& traits) const {
     return hint_view(p, slot(p, traits));
   }
 
@@ -218,8 +215,7 @@ struct RowJob {
   // kSlotsLoadedEarly threads loads the slot of its own number, before it is known which slot is the row's,
   // because two dependent loads would take twice the time. Slots with higher numbers are left to
   // `load_state_late`.
-  __device__ __forceinline__ StepState load_state_early(const TopkParams& p,
-                                                        const LaunchTraits& traits) const {
+  GVR_DEVICE StepState load_state_early(const TopkParams& p, const LaunchTraits& traits) const {
     StepState state = no_state();
     if (traits.has(LaunchTraits::kSlotIsRequest)) {
       load_state(threadIdx.x == 0, p, request, state);
@@ -230,8 +226,7 @@ struct RowJob {
     return state;
   }
 
-  __device__ __forceinline__ void load_state_late(const TopkParams& p, const LaunchTraits& traits,
-                                                  StepState& state) const {
+  GVR_DEVICE void load_state_late(const TopkParams& p, const LaunchTraits& traits, StepState& state) const {
     if (!traits.has(LaunchTraits::kReadsState) || traits.has(LaunchTraits::kSlotIsRequest)) return;
     const uint32_t requested = slot(p, traits);
     if (ctx.thread != 0 || requested < kSlotsLoadedEarly) return;
@@ -242,8 +237,8 @@ struct RowJob {
   // Publishes the state to the block; other threads may read it after the next block barrier. The publisher
   // is the thread that has loaded the state, or thread 0 if there is none. If `row_slot` is overwritten
   // meanwhile, threads may disagree on the slot, so that no thread or several threads publish.
-  __device__ __forceinline__ void publish_state(const TopkParams& p, const LaunchTraits& traits,
-                                                const StepState& state) const {
+  GVR_DEVICE void publish_state(const TopkParams& p, const LaunchTraits& traits,
+                                const StepState& state) const {
     uint32_t publisher = 0;
     if (traits.has(LaunchTraits::kReadsState) && !traits.has(LaunchTraits::kSlotIsRequest)) {
       publisher = slot(p, traits);
@@ -256,28 +251,27 @@ struct RowJob {
 
   // Whether the row has the claim of its slot, if slots are claimed. The claim is there until the first CTA
   // of the row writes the row's first position, so it is read before the CTAs exchange anything.
-  __device__ __forceinline__ bool owns_slot(const TopkParams& p, const LaunchTraits& traits) const {
+  GVR_DEVICE bool owns_slot(const TopkParams& p, const LaunchTraits& traits) const {
     if (!kOptions || !traits.has(LaunchTraits::kClaimedSlots)) return true;
     const int named = slot(p, traits);
     return named >= 0 && *claim_at(p, named) == claim_of(row);
   }
 
   // Before `agree_on_length` the caller says whether the row owns its slot.
-  __device__ __forceinline__ OutputWriter output(const TopkParams& p, const LaunchTraits& traits,
-                                                 bool owns) const {
+  GVR_DEVICE OutputWriter output(const TopkParams& p, const LaunchTraits& traits, bool owns) const {
     return make_output_writer<kOptions>(p, traits, next_n_of(p, traits), row, request, slot(p, traits), owns);
   }
-  __device__ __forceinline__ OutputWriter output(const TopkParams& p, const LaunchTraits& traits) const {
+  GVR_DEVICE OutputWriter output(const TopkParams& p, const LaunchTraits& traits) const {
     return output(p, traits, ctx.shared->facts.owns_slot);
   }
 
   // Whether the row is too short to select from, by the length that this block has read.
-  __device__ __forceinline__ bool is_short() const { return ctx.row.n <= ctx.k; }
+  GVR_DEVICE bool is_short() const { return ctx.row.n <= ctx.k; }
 
   // The gate's answer for this row. It is the same in the whole block after the barrier that follows
   // `publish_state`. `is_state_known`: whether this kernel can predict from the published state.
-  __device__ __forceinline__ HintReason hint_reason(const TopkParams& p, const LaunchTraits& traits,
-                                                    bool is_state_known) const {
+  GVR_DEVICE HintReason hint_reason(const TopkParams& p, const LaunchTraits& traits,
+                                    bool is_state_known) const {
     const bool reads_state = traits.has(LaunchTraits::kReadsState);
     __builtin_assume(ctx.row.n >= 0 && ctx.row.n <= kMaxWidth);  // A launch has no length limits of its own.
     HintQuery query{};
@@ -296,7 +290,7 @@ struct RowJob {
   }
 
   // Writes a row that is too short to select from.
-  __device__ __forceinline__ void write_short(const TopkParams& p, const LaunchTraits& traits) const {
+  GVR_DEVICE void write_short(const TopkParams& p, const LaunchTraits& traits) const {
     if (kOptions && traits.has(LaunchTraits::kDropMasked)) {
       write_short_dropped_row(p, traits, ctx, row, output(p, traits));
       if (writer && traits.has(LaunchTraits::kStats)) {
@@ -310,15 +304,15 @@ struct RowJob {
   }
 
   // Number of items of a row whose k-th key is `kth`, with `above` elements above it.
-  __device__ __forceinline__ int count_items(const LaunchTraits& traits, uint32_t kth, uint32_t above) const {
+  GVR_DEVICE int count_items(const LaunchTraits& traits, uint32_t kth, uint32_t above) const {
     return kOptions ? gvr_topk::count_items(traits, ctx.k, kth, above) : ctx.k;
   }
 
   // Completes a row that has been emitted, if masked elements are dropped: writes -1 behind the row's items,
   // and the number of items. The same thread has already written a number there that is at least as large,
   // when it read the row's length.
-  __device__ __forceinline__ void finish_dropped(const TopkParams& p, const LaunchTraits& traits,
-                                                 const OutputWriter& output, int items) const {
+  GVR_DEVICE void finish_dropped(const TopkParams& p, const LaunchTraits& traits, const OutputWriter& output,
+                                 int items) const {
     if (!kOptions || !traits.has(LaunchTraits::kDropMasked)) return;
 #pragma unroll 1
     for (int i = items + ctx.rank * kThreads + ctx.thread; i < ctx.k; i += ctx.ctas * kThreads) {
@@ -328,8 +322,7 @@ struct RowJob {
   }
 
   // Counts hits of the last step's positions for the statistics, before this step's positions overwrite them.
-  __device__ __forceinline__ void count_hint_hits(const TopkParams& p, const LaunchTraits& traits,
-                                                  uint32_t kth) const {
+  GVR_DEVICE void count_hint_hits(const TopkParams& p, const LaunchTraits& traits, uint32_t kth) const {
     if (!traits.has(LaunchTraits::kStats)) return;
     const HintView view = hint(p, traits);
     // Threads and CTAs may have read different slots, and still have to take part in every barrier.
@@ -340,33 +333,30 @@ struct RowJob {
 
   // Returns whether this thread writes the next state. It is the first thread of the last CTA's last warp,
   // because that warp has the fewest elements of the row.
-  __device__ __forceinline__ bool writes_state() const {
-    return ctx.thread == kThreads - 32 && ctx.rank == ctx.ctas - 1;
-  }
+  GVR_DEVICE bool writes_state() const { return ctx.thread == kThreads - 32 && ctx.rank == ctx.ctas - 1; }
 
   // Returns the address for the next step's state; null: no state is written.
-  __device__ __forceinline__ StepState* next_state_slot(const TopkParams& p, const LaunchTraits& traits,
-                                                        const OutputWriter& output) const {
+  GVR_DEVICE StepState* next_state_slot(const TopkParams& p, const LaunchTraits& traits,
+                                        const OutputWriter& output) const {
     if (traits.has(LaunchTraits::kStateByRow)) return state_by_row(p);
     return p.state != nullptr && output.writes_state ? state_of(p, slot(p, traits)) : nullptr;
   }
 
   // Prepares the writer of the results, and where the next state goes, and keeps both in registers.
-  __device__ __forceinline__ void prepare_output(const TopkParams& p, const LaunchTraits& traits,
-                                                 OutputWriter& writer_of_row, StepState*& next) const {
+  GVR_DEVICE void prepare_output(const TopkParams& p, const LaunchTraits& traits, OutputWriter& writer_of_row,
+                                 StepState*& next) const {
     writer_of_row = output(p, traits);
     writer_of_row.keep(traits);
     next = next_state_slot(p, traits, writer_of_row);
     if (traits.has(LaunchTraits::kWritesState)) ptx::keep(next);
   }
 
-  __device__ __forceinline__ StepState* state_by_row(const TopkParams& p) const {
+  GVR_DEVICE StepState* state_by_row(const TopkParams& p) const {
     return reinterpret_cast<StepState*>(p.next_state) + row;
   }
 
-  __device__ __forceinline__ void report(const TopkParams& p, const LaunchTraits& traits, int passes,
-                                         uint32_t inside, int snaps, uint32_t source, bool guess_hit,
-                                         int rounds) const {
+  GVR_DEVICE void report(const TopkParams& p, const LaunchTraits& traits, int passes, uint32_t inside,
+                         int snaps, uint32_t source, bool guess_hit, int rounds) const {
     if (!writer || !traits.has(LaunchTraits::kStats)) return;
     const int hits = hint(p, traits).indices != nullptr ? static_cast<int>(ctx.shared->hint_hits) : -1;
     const HintReason reason = hint_reason(p, traits, is_known(shared_state(ctx.shared->facts.state)));

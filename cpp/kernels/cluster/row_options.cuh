@@ -23,7 +23,7 @@ namespace gvr_topk {
 
 // Number of items of a row longer than k: k, unless masked elements are dropped and the k-th key is that of
 // -inf. Then only the elements `above` the k-th key are items.
-__device__ __forceinline__ int count_items(const LaunchTraits& traits, int k, uint32_t kth, uint32_t above) {
+GVR_DEVICE int count_items(const LaunchTraits& traits, int k, uint32_t kth, uint32_t above) {
   const bool drops = traits.has(LaunchTraits::kDropMasked) && kth == kNegInfKey;
   return drops ? min(static_cast<int>(above), k) : k;
 }
@@ -31,7 +31,7 @@ __device__ __forceinline__ int count_items(const LaunchTraits& traits, int k, ui
 // Writes the elements above -inf of a row no longer than k, in ascending order of position, and returns their
 // number. One block does this alone.
 template <typename T>
-__device__ __forceinline__ int emit_short_unmasked(const RowContext<T>& ctx, const OutputWriter& output) {
+GVR_DEVICE int emit_short_unmasked(const RowContext<T>& ctx, const OutputWriter& output) {
   uint32_t* const in_warp = ctx.shared->warp_value[0];
   const uint32_t before = (1u << ctx.lane) - 1;
   int next = 0;
@@ -54,9 +54,8 @@ __device__ __forceinline__ int emit_short_unmasked(const RowContext<T>& ctx, con
 // Writes a row no longer than k without its masked elements. The first CTA does this alone, because other
 // CTAs could not know their offsets without counting the items of earlier CTAs first.
 template <typename T>
-__device__ __forceinline__ void write_short_dropped_row(const TopkParams& p, const LaunchTraits& traits,
-                                                        const RowContext<T>& ctx, int row,
-                                                        const OutputWriter& output) {
+GVR_DEVICE void write_short_dropped_row(const TopkParams& p, const LaunchTraits& traits,
+                                        const RowContext<T>& ctx, int row, const OutputWriter& output) {
   if (ctx.rank != 0) return;
   const int items = emit_short_unmasked(ctx, output);
 #pragma unroll 1
@@ -70,7 +69,7 @@ struct HintView {
   int offset;
 };
 
-__device__ __forceinline__ HintView hint_view(const TopkParams& p, int slot) {
+GVR_DEVICE HintView hint_view(const TopkParams& p, int slot) {
   return HintView{
       slot >= 0 && p.state_indices != nullptr ? p.state_indices + slot * p.state_indices_stride : nullptr,
       p.hint_offset};
@@ -78,7 +77,7 @@ __device__ __forceinline__ HintView hint_view(const TopkParams& p, int slot) {
 
 // Key of the score at a hinted position, or the absent key if the position lies outside the row.
 template <typename T>
-__device__ __forceinline__ uint32_t hinted_key(const RowView<T>& row, int offset, int32_t position) {
+GVR_DEVICE uint32_t hinted_key(const RowView<T>& row, int offset, int32_t position) {
   // Padding (-1) is recognised before the offset is added; otherwise -1 + 1 would be taken for position 0. A
   // sum that is negative or leaves the range of int is, as an unsigned number, beyond every length.
   const uint32_t at = static_cast<uint32_t>(position) + static_cast<uint32_t>(offset);
@@ -87,7 +86,7 @@ __device__ __forceinline__ uint32_t hinted_key(const RowView<T>& row, int offset
 
 // Adds the number of hinted positions whose score is at or above the k-th value to `hint_hits`.
 template <typename T>
-__device__ __forceinline__ void count_hits(const RowContext<T>& ctx, const HintView& hint, uint32_t kth) {
+GVR_DEVICE void count_hits(const RowContext<T>& ctx, const HintView& hint, uint32_t kth) {
 #pragma unroll 1
   for (int first = 0; first < ctx.k; first += kThreads) {
     const int i = first + ctx.thread;

@@ -23,27 +23,21 @@ struct SampleVec {
   static constexpr int kWords = sizeof(T);  // of 32 bits
   uint32_t word[kWords] = {};
 
-  __device__ __forceinline__ static bool at_once(const RowView<T>& row) {
-    return row.aligned && row.n >= kSampleVec;
-  }
+  GVR_DEVICE static bool at_once(const RowView<T>& row) { return row.aligned && row.n >= kSampleVec; }
 
-  __device__ __forceinline__ void load(const uint4* from) {
+  GVR_DEVICE void load(const uint4* from) {
 #pragma unroll
     for (int w = 0; w < kWords; ++w) word[w] = reinterpret_cast<const uint32_t*>(from)[w];
   }
 
   // Starts the loads. The first use waits for them.
-  __device__ __forceinline__ void fetch(const RowView<T>& row, int at) {
-    ptx::load_if(at_once(row), word, row.data + at);
-  }
+  GVR_DEVICE void fetch(const RowView<T>& row, int at) { ptx::load_if(at_once(row), word, row.data + at); }
 
-  __device__ __forceinline__ float value(int e) const {
-    return to_float(reinterpret_cast<const T*>(word)[e]);
-  }
+  GVR_DEVICE float value(int e) const { return to_float(reinterpret_cast<const T*>(word)[e]); }
 
   // Raises each key to that of its element, unless the vector crosses the row's end. Rows that cannot be
   // loaded in vectors are loaded one element at a time. Rows shorter than a vector repeat their last element.
-  __device__ __forceinline__ void take(const RowView<T>& row, int at, uint32_t (&key)[kSampleVec]) const {
+  GVR_DEVICE void take(const RowView<T>& row, int at, uint32_t (&key)[kSampleVec]) const {
     const bool there = at + kSampleVec <= row.n || row.n < kSampleVec;
 #pragma unroll
     for (int e = 0; e < kSampleVec; ++e) {
@@ -65,8 +59,7 @@ struct RowSampler {
   int span;        // Probes lie in the first `span` elements. Nearly all belong to the row.
 
   template <typename T>
-  __device__ __forceinline__ RowSampler(const RowContext<T>& ctx, bool divided, int elements)
-      : span(elements) {
+  GVR_DEVICE RowSampler(const RowContext<T>& ctx, bool divided, int elements) : span(elements) {
     const int n = ctx.row.n;
     log2_parts = divided ? ctx.log2_ctas : 0;
     part = divided ? ctx.rank : 0;
@@ -83,21 +76,21 @@ struct RowSampler {
     log2_own = max(log2_total - 2 - log2_lanes, 0);
   }
 
-  __device__ __forceinline__ static int hashed_position(uint32_t number, int span) {
+  GVR_DEVICE static int hashed_position(uint32_t number, int span) {
     const int whole = span >= kSampleVec ? span & -kSampleVec : span;
     return static_cast<int>(__umulhi(hashed(number), whole)) & -kSampleVec;
   }
 
   // The position of the i-th of this thread's 2^log2_own probes.
   template <typename T>
-  __device__ __forceinline__ int position_of(const RowContext<T>& ctx, int i) const {
+  GVR_DEVICE int position_of(const RowContext<T>& ctx, int i) const {
     return hashed_position(((i * kThreads + ctx.thread) << log2_parts) + part, span);
   }
 
   // Probes, and returns the greatest key of this lane's group, which is the same in 2^log2_lanes neighbouring
   // lanes.
   template <typename T>
-  __device__ __forceinline__ uint32_t probe(const RowContext<T>& ctx) const {
+  GVR_DEVICE uint32_t probe(const RowContext<T>& ctx) const {
     uint32_t key[kSampleVec] = {};
     probe_from(ctx, 0, key);
     return greatest(ctx, key);
@@ -105,7 +98,7 @@ struct RowSampler {
 
   // Does the same as the other overload, with a first probe that has been read before.
   template <typename T>
-  __device__ __forceinline__ uint32_t probe(const RowContext<T>& ctx, const SampleVec<T>& first) const {
+  GVR_DEVICE uint32_t probe(const RowContext<T>& ctx, const SampleVec<T>& first) const {
     uint32_t key[kSampleVec] = {};
     first.take(ctx.row, position_of(ctx, 0), key);
     probe_from(ctx, 1, key);
@@ -113,8 +106,7 @@ struct RowSampler {
   }
 
   template <typename T>
-  __device__ __forceinline__ void probe_from(const RowContext<T>& ctx, int first,
-                                             uint32_t (&key)[kSampleVec]) const {
+  GVR_DEVICE void probe_from(const RowContext<T>& ctx, int first, uint32_t (&key)[kSampleVec]) const {
     if (SampleVec<T>::at_once(ctx.row)) {
 #pragma unroll 4  // so that the loads overlap
       for (int i = first; i < 1 << log2_own; ++i) probe_at(ctx.row, position_of(ctx, i), key);
@@ -125,8 +117,7 @@ struct RowSampler {
   }
 
   template <typename T>
-  __device__ __forceinline__ static void probe_at(const RowView<T>& row, int at,
-                                                  uint32_t (&key)[kSampleVec]) {
+  GVR_DEVICE static void probe_at(const RowView<T>& row, int at, uint32_t (&key)[kSampleVec]) {
     SampleVec<T> vec;
     vec.fetch(row, at);
     vec.take(row, at, key);
@@ -134,8 +125,7 @@ struct RowSampler {
 
   // Reduces the keys of the group's lanes to the greatest.
   template <typename T>
-  __device__ __forceinline__ uint32_t greatest(const RowContext<T>& ctx,
-                                               const uint32_t (&key)[kSampleVec]) const {
+  GVR_DEVICE uint32_t greatest(const RowContext<T>& ctx, const uint32_t (&key)[kSampleVec]) const {
     if (log2_total == 0) return key[0];
     // In each pair of lanes 16 apart, the lower takes the first two keys and the upper the last two. Then, in
     // each pair 8 apart, the lower takes the first of its two keys and the upper the second.
@@ -150,18 +140,18 @@ struct RowSampler {
 
   // Hashed (pseudo-random) positions. Strided positions would be biased where the top k cluster: the greatest
   // of elements from all parts of the row lies among the top k more often than `share` says.
-  __device__ __forceinline__ static uint32_t hashed(uint32_t number) {
+  GVR_DEVICE static uint32_t hashed(uint32_t number) {
     number *= 2654435761u;
     return (number ^ number >> 15) * 2246822519u;
   }
 
-  __device__ __forceinline__ static uint32_t swapped(uint32_t key, int lanes) {
+  GVR_DEVICE static uint32_t swapped(uint32_t key, int lanes) {
     return __shfl_xor_sync(0xffffffffu, key, lanes);
   }
 
   // Expected share of the sample's keys that belong to the top k.
   template <typename T>
-  __device__ __forceinline__ float share(const RowContext<T>& ctx) const {
+  GVR_DEVICE float share(const RowContext<T>& ctx) const {
     const float n = static_cast<float>(ctx.row.n);
     const float elements = __fdividef(n, static_cast<float>(span)) * static_cast<float>(1 << log2_total);
     return 1.0f - ptx::power(1.0f - __fdividef(static_cast<float>(ctx.k), n), elements);
@@ -171,7 +161,7 @@ struct RowSampler {
 // Sends one key of the sample to the CTA of this thread's team. Stores from one warp to many CTAs would take
 // longer.
 template <typename T>
-__device__ __forceinline__ void send_sample(const RowContext<T>& ctx, uint32_t key) {
+GVR_DEVICE void send_sample(const RowContext<T>& ctx, uint32_t key) {
   const Shared& smem = *ctx.shared;
   const uint32_t target = ctx.team_target(), index = ctx.team_index();
   const uint32_t barrier = ptx::map_to_rank(ptx::shared_address(&smem.sample_barrier), target);
@@ -181,15 +171,14 @@ __device__ __forceinline__ void send_sample(const RowContext<T>& ctx, uint32_t k
 }
 
 template <typename T>
-__device__ __forceinline__ void receive_samples(const RowContext<T>& ctx) {
+GVR_DEVICE void receive_samples(const RowContext<T>& ctx) {
   ptx::barrier_wait(ptx::shared_address(&ctx.shared->sample_barrier), 0);
 }
 
 // Returns one key of the sample per thread; all CTAs of the cluster have the same sample. `greatest`: the key
 // of this thread's group of lanes. `meanwhile` runs while keys are under way.
 template <typename T, typename Meanwhile>
-__device__ __forceinline__ uint32_t sample_of_cluster(const RowContext<T>& ctx, uint32_t greatest,
-                                                      Meanwhile meanwhile) {
+GVR_DEVICE uint32_t sample_of_cluster(const RowContext<T>& ctx, uint32_t greatest, Meanwhile meanwhile) {
   Shared& smem = *ctx.shared;
   if ((ctx.lane & (ctx.ctas - 1)) == 0) {
     smem.sent[(ctx.warp * 32 + ctx.lane) >> ctx.log2_ctas] = greatest;
@@ -214,7 +203,7 @@ constexpr float kMarginSigmas = 0.5f;
 constexpr int kOutsiders = 2;
 
 // Returns the square root of a variance. A variance that rounding made negative gives a negative result.
-__device__ __forceinline__ float standard_deviation(float variance) {
+GVR_DEVICE float standard_deviation(float variance) {
   return variance * ptx::reciprocal_root(fmaxf(variance, 1e-30f));
 }
 
@@ -224,7 +213,7 @@ struct SampleRank {
 
   SampleRank() = default;
 
-  __device__ __forceinline__ explicit SampleRank(float tail)
+  GVR_DEVICE explicit SampleRank(float tail)
       : share(tail), margin(kMarginSigmas * standard_deviation(32.0f * tail * (1.0f - tail))) {
     ptx::keep(share);
     ptx::keep(margin);
@@ -233,7 +222,7 @@ struct SampleRank {
 
 // Returns how many of the 4 * kVecs keys are greater than `mine`.
 template <int kVecs, int kStride = 1>
-__device__ __forceinline__ int rank_among(const uint4* keys, uint32_t mine) {
+GVR_DEVICE int rank_among(const uint4* keys, uint32_t mine) {
   float rank = ptx::kIntegerBase;
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
@@ -248,7 +237,7 @@ __device__ __forceinline__ int rank_among(const uint4* keys, uint32_t mine) {
 
 // Makes an interval whose ends are finite, or both infinity. Radix rounds handle the keys that such an
 // interval leaves out.
-__device__ __forceinline__ KeyInterval finite_interval(uint32_t lo, uint32_t hi, uint32_t source) {
+GVR_DEVICE KeyInterval finite_interval(uint32_t lo, uint32_t hi, uint32_t source) {
   if (min(lo, hi) >= kPosInfKey) return KeyInterval{kPosInfKey, kPosInfKey, source};
   hi = min(max(hi, kLeastFiniteKey), kMostFiniteKey);  // A sample of hardly any keys may give the absent key.
   return KeyInterval{max(min(lo, hi), kLeastFiniteKey), hi, source};
@@ -259,8 +248,7 @@ __device__ __forceinline__ KeyInterval finite_interval(uint32_t lo, uint32_t hi,
 // key lies below the interval, the row may have to be read again, so the interval extends further down than
 // up. This contains two block barriers.
 template <typename T>
-__device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, uint32_t key, float share,
-                                                     int rank) {
+GVR_DEVICE KeyInterval tail_interval(const RowContext<T>& ctx, uint32_t key, float share, int rank) {
   constexpr int kOfEach = 8;
   constexpr float kSigmasUp = 3.0f, kSigmasDown = 4.0f;  // standard deviations
   constexpr int kThreadsPerKey = 4;                      // threads that rank one key together
@@ -298,8 +286,7 @@ __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, u
 // statistics beside the expected rank off its own 32 keys. A sign test over the warps gives the interval
 // (kMarginSigmas). This contains one block barrier.
 template <typename T>
-__device__ __forceinline__ KeyInterval sample_interval(const RowContext<T>& ctx, uint32_t key,
-                                                       const SampleRank& above) {
+GVR_DEVICE KeyInterval sample_interval(const RowContext<T>& ctx, uint32_t key, const SampleRank& above) {
   Shared& smem = *ctx.shared;
   const float share = above.share, margin = above.margin;
   reinterpret_cast<uint32_t*>(smem.sample)[ctx.thread] = key;

@@ -22,7 +22,7 @@ struct ListedKeys {
   int cta;  // the CTA that has listed them
 
   template <typename T>
-  __device__ __forceinline__ explicit ListedKeys(const RowContext<T>& ctx)
+  GVR_DEVICE explicit ListedKeys(const RowContext<T>& ctx)
       : keys(ctx.list.of(ctx.team_target()) + ctx.team_index()),
         count(static_cast<int>(min(ctx.shared->header[ctx.team_target()].counts.listed,
                                    static_cast<uint32_t>(ctx.list.segment()))) -
@@ -35,7 +35,7 @@ struct ListedKeys {
 
   // Calls visit(key) for each of this thread's keys. Some of these keys may be absent.
   template <typename Visit>
-  __device__ __forceinline__ void for_each(Visit visit) const {
+  GVR_DEVICE void for_each(Visit visit) const {
     const bool is_short = __all_sync(0xffffffffu, 2 * stride >= count);  // Lanes visit different keys.
     visit(first[0]);  // The first two are hardly ever absent, so there is no test.
     visit(first[1]);
@@ -54,18 +54,17 @@ struct Threshold {
   uint32_t tie_quota;
   uint32_t tie_count;
 
-  __device__ __forceinline__ bool takes_all() const { return tie_quota == tie_count; }
+  GVR_DEVICE bool takes_all() const { return tie_quota == tie_count; }
 };
 
 // Adds a key to those that are ranked by comparison, while there is room.
-__device__ __forceinline__ void add_small(Shared& smem, uint32_t key) {
+GVR_DEVICE void add_small(Shared& smem, uint32_t key) {
   const uint32_t slot = atomicAdd(&smem.few_count, 1u);
   if (slot < kRankDirectly) smem.few_keys[slot] = key;
 }
 
 // The threshold at the rank-th largest of the first `count` keys in `few_keys`.
-__device__ __forceinline__ Threshold threshold_of_few(const Shared& smem, uint32_t rank, int count,
-                                                      int lane) {
+GVR_DEVICE Threshold threshold_of_few(const Shared& smem, uint32_t rank, int count, int lane) {
   const uint32_t mine = lane < count ? smem.few_keys[lane] : kAbsentKey;
   const uint32_t key = rank_directly(mine, count, rank, lane);
   const uint32_t above = __popc(__ballot_sync(0xffffffffu, mine > key));
@@ -77,9 +76,8 @@ __device__ __forceinline__ Threshold threshold_of_few(const Shared& smem, uint32
 // (then the bin's lower edge serves as the k-th key, because no element lies between), or when few enough
 // keys are left to be ranked directly.
 template <typename T>
-__device__ __forceinline__ Threshold select_kth(const RowContext<T>& ctx, const KeyInterval& interval,
-                                                const ListedKeys& listed, const CountResult& result,
-                                                int& rounds) {
+GVR_DEVICE Threshold select_kth(const RowContext<T>& ctx, const KeyInterval& interval,
+                                const ListedKeys& listed, const CountResult& result, int& rounds) {
   Shared& smem = *ctx.shared;
   constexpr int kInvariant = kInvariantBits<T>;
   const uint32_t tie_key = interval.tie_key();

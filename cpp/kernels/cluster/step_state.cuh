@@ -5,6 +5,7 @@
 
 #include "core/config.cuh"
 #include "gvr_topk/params.h"
+#include "ptx/macros.cuh"
 
 namespace gvr_topk {
 
@@ -25,26 +26,22 @@ struct alignas(16) StepState {
 };
 static_assert(sizeof(StepState) == sizeof(float4) && sizeof(StepState) == kStateFloats * sizeof(float));
 
-__device__ __forceinline__ StepState no_state() { return StepState{kStateUnknown, 0.0f, 0.0f, 0}; }
+GVR_DEVICE StepState no_state() { return StepState{kStateUnknown, 0.0f, 0.0f, 0}; }
 
 // False for NaN.
-__device__ __forceinline__ bool is_z_score(float z_score) {
-  return fabsf(z_score - kStateZScoreOrigin) <= kStateMaxZScore;
-}
+GVR_DEVICE bool is_z_score(float z_score) { return fabsf(z_score - kStateZScoreOrigin) <= kStateMaxZScore; }
 
 // Whether the first number of a state is the packed window of a short row (small_row/value_window.cuh). A
 // packed window is a negative float. Its exponent is that of the window's radius, a power of two, and its
 // mantissa is the window's centre, in units of 1/kWindowUnits of the radius. Radii of 2^126 and more are
 // excluded: for them the scale of the bins, 1 / (2 * radius), is not a normal float.
 constexpr int kWindowUnits = 64;
-__device__ __forceinline__ bool is_window(float first) {
-  return first < 0.0f && first > -0x1p126f && first != kStateUnknown;
-}
+GVR_DEVICE bool is_window(float first) { return first < 0.0f && first > -0x1p126f && first != kStateUnknown; }
 
 // The state that a cluster sharing a row predicts from. If the row was short in the last step, the state
 // holds a packed window, and the k-th value is predicted at its centre. A window has about one element for
 // each of its 2048 bins, so a quarter of its radius reaches over as many elements as other predictions list.
-__device__ __forceinline__ StepState shared_state(const StepState& state) {
+GVR_DEVICE StepState shared_state(const StepState& state) {
   if (!is_window(state.z_score)) return state;
   const uint32_t bits = __float_as_uint(state.z_score);
   const float radius = __uint_as_float(bits & 0x7f800000u), half_width = 0.25f * radius;
@@ -56,18 +53,18 @@ __device__ __forceinline__ StepState shared_state(const StepState& state) {
 // Whether kernels whose rows are shared by a cluster can predict from a state. The kinds of state that they
 // write have ascending values of `z_score`. Values between the kinds predict something as well, which is
 // safe, because any content is. False for NaN.
-__device__ __forceinline__ bool is_known(const StepState& state) {
+GVR_DEVICE bool is_known(const StepState& state) {
   return state.z_score >= kStateZScoreOrigin - kStateMaxZScore;
 }
 
-__device__ __forceinline__ bool has_value(const StepState& state) {
+GVR_DEVICE bool has_value(const StepState& state) {
   return is_known(state) && state.z_score <= kStateValueOnly;
 }
 static_assert(kStateZScoreOrigin + kStateMaxZScore < kStateValueOnly && kStateValueOnly < kStateInfinite &&
               kStateInfinite < kStateMasked);
 
 // Whether the value predictor is in use, which needs no sample of the row.
-__device__ __forceinline__ bool uses_value(const StepState& state) {
+GVR_DEVICE bool uses_value(const StepState& state) {
   return has_value(state) && (state.packed_errors & 1) != 0;
 }
 

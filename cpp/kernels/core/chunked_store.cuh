@@ -22,11 +22,11 @@ struct ChunkedStore {
   int count = 0;
   bool full = false;
 
-  __device__ __forceinline__ static constexpr int initial_chunks(int capacity) {
+  GVR_DEVICE static constexpr int initial_chunks(int capacity) {
     return capacity / (kOwnShare * kBlockWarps);
   }
 
-  __device__ __forceinline__ ChunkedStore(Item* storage, uint8_t* table, int size, int warp)
+  GVR_DEVICE ChunkedStore(Item* storage, uint8_t* table, int size, int warp)
       : store(storage),
         chunks(table),
         capacity(size),
@@ -35,11 +35,11 @@ struct ChunkedStore {
 
   // Records the chunks that this warp has from the start. It must run before anything is appended. The
   // counter of used chunks already includes these chunks.
-  __device__ __forceinline__ void claim_part(int lane) const {
+  GVR_DEVICE void claim_part(int lane) const {
     if (lane < initial_chunks(capacity)) chunks[lane] = static_cast<uint8_t>((shift >> kLog2Chunk) + lane);
   }
 
-  __device__ __forceinline__ const Item& at(int i) const {
+  GVR_DEVICE const Item& at(int i) const {
     return store[chunks[i >> kLog2Chunk] * kChunk + (i & (kChunk - 1))];
   }
 
@@ -47,7 +47,7 @@ struct ChunkedStore {
   // order. All lanes take part, and those without an item get `padding`. The items before number `rotation`
   // come last.
   template <typename Visit>
-  __device__ __forceinline__ void for_each(int lane, int rotation, const Item& padding, Visit visit) const {
+  GVR_DEVICE void for_each(int lane, int rotation, const Item& padding, Visit visit) const {
     constexpr int kAtOnce = 4;  // Several at once, so that their loads overlap.
 #pragma unroll 1
     for (int first = lane; first < count + lane; first += 32 * kAtOnce) {
@@ -66,7 +66,7 @@ struct ChunkedStore {
 
   // Takes consecutive chunks for `added` more items. All lanes take part. Returns false when the store is
   // full.
-  __device__ __forceinline__ bool claim_chunks(uint32_t* used, int added, int lane) {
+  GVR_DEVICE bool claim_chunks(uint32_t* used, int added, int lane) {
     const int owned = room >> kLog2Chunk;
     const int more = (count + added - room + kChunk - 1) >>
                      kLog2Chunk;  // At most one tile's elements: fewer chunks than lanes.
@@ -86,7 +86,7 @@ struct ChunkedStore {
   // `index` as item `at` of the store. All lanes take part. If the store has no chunks left for the elements,
   // nothing is appended.
   template <typename Put>
-  __device__ __forceinline__ void append(uint32_t* used, uint32_t selected, int lane, Put put) {
+  GVR_DEVICE void append(uint32_t* used, uint32_t selected, int lane, Put put) {
     const uint32_t lanes = __ballot_sync(0xffffffffu, selected != 0);
     if (lanes == 0) return;
     int before = __popc(lanes & ((1u << lane) - 1)), added = __popc(lanes);

@@ -32,7 +32,7 @@ struct ThreadBins {
 
   // Takes the bins of the thread with this index. `above` covers the bins of the same warp. All lanes take
   // part.
-  __device__ __forceinline__ ThreadBins(const uint32_t* bins, int index)
+  GVR_DEVICE ThreadBins(const uint32_t* bins, int index)
       : counts(reinterpret_cast<const BinCounts<kCount>*>(bins)[index]), first(kCount * index) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) sum += counts.bin[i];
@@ -40,15 +40,15 @@ struct ThreadBins {
   }
 
   // Adds the bins of the warps above to `above`. All lanes take part.
-  __device__ __forceinline__ void add_warps_above(const uint32_t* warp_sums, int warps, int warp, int lane) {
+  GVR_DEVICE void add_warps_above(const uint32_t* warp_sums, int warps, int warp, int lane) {
     above += __reduce_add_sync(0xffffffffu, warp < lane && lane < warps ? warp_sums[lane] : 0);
   }
 
   // Whether the rank-th largest item lies in these bins.
-  __device__ __forceinline__ bool holds(uint32_t rank) const { return above < rank && rank <= above + sum; }
+  GVR_DEVICE bool holds(uint32_t rank) const { return above < rank && rank <= above + sum; }
 
   // The bin of that item. The bins must hold it.
-  __device__ __forceinline__ BinHit find(uint32_t rank) const {
+  GVR_DEVICE BinHit find(uint32_t rank) const {
     BinHit hit{first + kCount - 1, above, counts.bin[kCount - 1]};
 #pragma unroll
     for (int i = kCount - 2; i >= 0; --i) {
@@ -58,7 +58,7 @@ struct ThreadBins {
   }
 
   // Stores that bin in shared memory if these bins hold it.
-  __device__ __forceinline__ void publish(uint32_t rank, BinHit& hit) const {
+  GVR_DEVICE void publish(uint32_t rank, BinHit& hit) const {
     const bool here = holds(rank);
     const BinHit found = find(rank);
     ptx::store_shared_if(here, hit.bin, found.bin);
@@ -71,9 +71,8 @@ struct ThreadBins {
 // it to all threads by way of `hit`. All threads have counted, and a block barrier has passed. `meanwhile`
 // runs before the first of two more barriers, and may clear other bins.
 template <int kCount, int kBlockWarps, typename Meanwhile>
-__device__ __forceinline__ BinHit locate_in_block(const uint32_t* bins, uint32_t (&warp_sums)[kBlockWarps],
-                                                  BinHit& hit, uint32_t rank, int warp, int lane,
-                                                  Meanwhile meanwhile) {
+GVR_DEVICE BinHit locate_in_block(const uint32_t* bins, uint32_t (&warp_sums)[kBlockWarps], BinHit& hit,
+                                  uint32_t rank, int warp, int lane, Meanwhile meanwhile) {
   ThreadBins<kCount> own(bins, 32 * warp + lane);
   if (lane == 0) warp_sums[warp] = own.above + own.sum;
   meanwhile();
@@ -99,20 +98,20 @@ struct Histogram {
   alignas(16) BinHit hit;  // `count` is 0 until a bin is located
 
   template <int kThreads>
-  __device__ __forceinline__ void clear() {
+  GVR_DEVICE void clear() {
 #pragma unroll
     for (int i = 0; i < kBins; i += kThreads) fine[i + threadIdx.x] = 0;
     if (threadIdx.x < kGroups) coarse[threadIdx.x] = 0;
     if (threadIdx.x == 0) hit.count = 0;
   }
 
-  __device__ __forceinline__ void add(uint32_t bin, uint32_t count = 1) {
+  GVR_DEVICE void add(uint32_t bin, uint32_t count = 1) {
     atomicAdd(&fine[bin], count);
     atomicAdd(&coarse[bin >> kLog2Group], count);
   }
 
   // Finds the bin of the rank-th largest item and returns it to all threads. It contains one block barrier.
-  __device__ __forceinline__ BinHit locate(uint32_t rank, int thread) {
+  GVR_DEVICE BinHit locate(uint32_t rank, int thread) {
     ThreadBins<2> own(fine, thread);
     own.add_warps_above(coarse, kGroups, thread >> 5, thread & 31);
     own.publish(rank, hit);

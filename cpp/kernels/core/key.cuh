@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ptx/macros.cuh"
+
 namespace gvr_topk {
 
 constexpr uint32_t kAbsentKey = 0;  // below every score: -inf maps to 0x007fffff
@@ -18,20 +20,20 @@ constexpr uint32_t kPosInfKey = 0xff800000u;
 constexpr uint32_t kLeastFiniteKey = kNegInfKey + 1;
 constexpr uint32_t kMostFiniteKey = kPosInfKey - 1;
 
-__device__ __forceinline__ uint32_t order_key(float x) {
+GVR_DEVICE uint32_t order_key(float x) {
   // The addition turns -0.0 into +0.0, and every NaN into the NaN whose bits are all set except the sign.
   const uint32_t bits = __float_as_uint(__fadd_rn(x, 0.0f));
   return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
 }
 
-__device__ __forceinline__ float key_to_float(uint32_t key) {
+GVR_DEVICE float key_to_float(uint32_t key) {
   const uint32_t bits = key & 0x80000000u ? key ^ 0x80000000u : ~key;
   return __uint_as_float(bits);
 }
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+GVR_DEVICE float to_float(float x) { return x; }
+GVR_DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+GVR_DEVICE float to_float(__half x) { return __half2float(x); }
 
 // Number of low bits that carry no information in keys of type T. They are zeros in keys from that of zero
 // upwards, and ones in keys below it and in the key of NaN. Keys without them keep their order and distances,
@@ -49,7 +51,7 @@ constexpr float kEpsilon = sizeof(T) == 4              ? 0x1p-23f
 
 // The full key whose bits above the invariant low bits are `bits`.
 template <typename T>
-__device__ __forceinline__ uint32_t whole_key(uint32_t bits) {
+GVR_DEVICE uint32_t whole_key(uint32_t bits) {
   const uint32_t key = bits << kInvariantBits<T>;
   const bool ends_in_ones = key < kZeroKey || bits == kMaxKey >> kInvariantBits<T>;
   return ends_in_ones ? key | ((1u << kInvariantBits<T>)-1) : key;
@@ -61,7 +63,7 @@ constexpr int kPerVec = 16 / static_cast<int>(sizeof(T));
 
 // Element `e` of a 16-byte load.
 template <typename T>
-__device__ __forceinline__ float element(const uint4& vec, int e) {
+GVR_DEVICE float element(const uint4& vec, int e) {
   const uint32_t word[4] = {vec.x, vec.y, vec.z, vec.w};
   if constexpr (sizeof(T) == 4) {
     return __uint_as_float(word[e]);
@@ -73,7 +75,7 @@ __device__ __forceinline__ float element(const uint4& vec, int e) {
 
 // A 16-byte vector in which every element is -inf.
 template <typename T>
-__device__ __forceinline__ uint4 negative_infinity_vec() {
+GVR_DEVICE uint4 negative_infinity_vec() {
   uint32_t bits = 0xff800000u;
   if constexpr (std::is_same_v<T, __nv_bfloat16>) bits = 0xff80ff80u;
   if constexpr (std::is_same_v<T, __half>) bits = 0xfc00fc00u;
@@ -82,7 +84,7 @@ __device__ __forceinline__ uint4 negative_infinity_vec() {
 
 // Makes element `e` of a vector's words -inf.
 template <typename T>
-__device__ __forceinline__ void mask_element(uint32_t (&word)[4], int e) {
+GVR_DEVICE void mask_element(uint32_t (&word)[4], int e) {
   const uint4 masked = negative_infinity_vec<T>();
   if constexpr (sizeof(T) == 4) {
     word[e] = masked.x;

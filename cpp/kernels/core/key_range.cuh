@@ -15,23 +15,23 @@ struct KeyRange {
 
   // Bins of the range are 2^shift keys wide. With this shift at most 2^kLog2Bins bins cover the range.
   template <int kLog2Bins>
-  __device__ __forceinline__ int shift() const {
+  GVR_DEVICE int shift() const {
     return max(0, 32 - kLog2Bins - __clz(length));
   }
 
   // Unsigned wrap: the distance of a key below the base exceeds every length.
-  __device__ __forceinline__ bool contains(uint32_t key) const { return key - base <= length; }
+  GVR_DEVICE bool contains(uint32_t key) const { return key - base <= length; }
 
-  __device__ __forceinline__ uint32_t bin(uint32_t key, int shift) const { return (key - base) >> shift; }
+  GVR_DEVICE uint32_t bin(uint32_t key, int shift) const { return (key - base) >> shift; }
 
   // Narrows the range to one of its bins.
-  __device__ __forceinline__ void narrow(uint32_t bin, int shift) {
+  GVR_DEVICE void narrow(uint32_t bin, int shift) {
     const uint32_t offset = bin << shift;
     base += offset;
     length = min(length - offset, (1u << shift) - 1);
   }
 
-  __device__ __forceinline__ void narrow_to_key(uint32_t key) {
+  GVR_DEVICE void narrow_to_key(uint32_t key) {
     base = key;
     length = 0;
   }
@@ -43,23 +43,19 @@ struct KeyInterval {
   uint32_t hi;
   uint32_t source;
 
-  __device__ __forceinline__ static KeyInterval everything() {
-    return KeyInterval{kMinKey, kMaxKey, kGuessNone};
-  }
-  __device__ __forceinline__ static KeyInterval only(uint32_t key) {
-    return KeyInterval{key, key, kGuessNone};
-  }
+  GVR_DEVICE static KeyInterval everything() { return KeyInterval{kMinKey, kMaxKey, kGuessNone}; }
+  GVR_DEVICE static KeyInterval only(uint32_t key) { return KeyInterval{key, key, kGuessNone}; }
 
   // The interval's ends as values, so that scores are compared without conversion to keys. The key just below
   // that of zero belongs to -0.0, and no score has it (order_key). As a value it would equal zero, so zeros
   // would fall into an interval that ends below them; high() therefore steps down by one key.
-  __device__ __forceinline__ float low() const { return key_to_float(lo); }
-  __device__ __forceinline__ float high() const { return key_to_float(hi == kZeroKey - 1 ? hi - 1 : hi); }
+  GVR_DEVICE float low() const { return key_to_float(lo); }
+  GVR_DEVICE float high() const { return key_to_float(hi == kZeroKey - 1 ? hi - 1 : hi); }
 
   // The one key inside the interval whose elements are counted instead of listed, because many are expected.
   // This is the only key of a one-key interval, or zero, which ReLU indexers give to most of a row.
   // `kAbsentKey`: there is no such key.
-  __device__ __forceinline__ uint32_t tie_key() const {
+  GVR_DEVICE uint32_t tie_key() const {
     if (lo == hi) return lo;
     return lo <= kZeroKey && kZeroKey <= hi ? kZeroKey : kAbsentKey;
   }

@@ -20,7 +20,7 @@ template <typename T>
 constexpr int kVecsOfTile = kValuesPerThread / kPerVec<T>;
 
 template <typename T>
-__device__ __forceinline__ uint32_t packed_counts(uint32_t bits) {
+GVR_DEVICE uint32_t packed_counts(uint32_t bits) {
   static_assert(kValuesPerThread == 16, "a tile's vectors fill the fields of one 32-bit word");
   if constexpr (sizeof(T) == 4) {
     // Nibbles become bytes, and then population counts of bytes.
@@ -37,7 +37,7 @@ __device__ __forceinline__ uint32_t packed_counts(uint32_t bits) {
 // whole warp that come earlier in index order. All lanes take part. Returns the warp's total. The caller
 // guarantees that bits of vector `vecs` and of later vectors are clear.
 template <typename T, typename Visit>
-__device__ __forceinline__ uint32_t for_each_in_order(uint32_t bits, int vecs, int lane, Visit visit) {
+GVR_DEVICE uint32_t for_each_in_order(uint32_t bits, int vecs, int lane, Visit visit) {
   constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1;
   constexpr uint32_t kVecMask = (1u << kPerVec<T>)-1;
   if (__ballot_sync(0xffffffffu, bits != 0) == 0) return 0;
@@ -63,7 +63,7 @@ __device__ __forceinline__ uint32_t for_each_in_order(uint32_t bits, int vecs, i
 
 // The rank-th largest of the keys that the first `count` lanes hold, found by comparing all keys with each
 // other.
-__device__ __forceinline__ uint32_t rank_directly(uint32_t key, int count, uint32_t rank, int lane) {
+GVR_DEVICE uint32_t rank_directly(uint32_t key, int count, uint32_t rank, int lane) {
   constexpr int kAtOnce = 4;  // Several shuffles at once, so that they overlap.
   const uint32_t mine = lane < count ? key : kAbsentKey;
   float greater = 0.0f;
@@ -87,14 +87,14 @@ template <int kWords>
 struct LaneMask {
   uint32_t word[kWords] = {};
 
-  __device__ __forceinline__ uint32_t count() const {
+  GVR_DEVICE uint32_t count() const {
     uint32_t count = 0;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) count += __popc(word[w]);
     return count;
   }
 
-  __device__ __forceinline__ bool any() const {
+  GVR_DEVICE bool any() const {
     uint32_t all = 0;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) all |= word[w];
@@ -104,7 +104,7 @@ struct LaneMask {
 
 // Number of set elements in each vector of one word, packed into fields (kFieldBits, core/lane_ranks.cuh).
 template <typename T>
-__device__ __forceinline__ uint32_t packed_counts_of_pairs(uint32_t word) {
+GVR_DEVICE uint32_t packed_counts_of_pairs(uint32_t word) {
   if constexpr (sizeof(T) == 4) {
     word = (word & 0x33333333u) + (word >> 2 & 0x33333333u);
     return (word + (word >> 4)) & 0x0f0f0f0fu;
@@ -114,7 +114,7 @@ __device__ __forceinline__ uint32_t packed_counts_of_pairs(uint32_t word) {
 }
 
 // Packs a word of a set from two bits per element to one. The upper bit of each pair must be clear.
-__device__ __forceinline__ uint32_t single_bits(uint32_t word) {
+GVR_DEVICE uint32_t single_bits(uint32_t word) {
   word = (word | word >> 1) & 0x33333333u;
   word = (word | word >> 2) & 0x0f0f0f0fu;
   word = (word | word >> 4) & 0x00ff00ffu;

@@ -82,7 +82,7 @@ struct alignas(8) LaunchTraits {
 
   // The launch flags, with those that the specialization fixes replaced by constants.
   template <Specialization kSpecialization>
-  __device__ __forceinline__ uint32_t specialized_flags() const {
+  GVR_DEVICE uint32_t specialized_flags() const {
     if (kSpecialization == Specialization::kCommon) return (flags & (kRing | kVaryingFlags)) | kCommonFlags;
     if (kSpecialization == Specialization::kCommonOneRow) return (flags & kRing) | common_one_row().flags;
     if (kSpecialization == Specialization::kCommonSlotted) return (flags & kRing) | kCommonFlags | kRowSlots;
@@ -94,7 +94,7 @@ struct alignas(8) LaunchTraits {
   // Without it, the flags that all other specializations of kernels with a cluster per row have in common
   // become constants.
   template <bool kOptions>
-  __device__ __forceinline__ LaunchTraits out_of_line() const {
+  GVR_DEVICE LaunchTraits out_of_line() const {
     constexpr uint32_t kVarying =
         kVaryingFlags | kRing | kUseHint | kReadsState | kWritesState | kVectorStores;
     LaunchTraits traits = *this;
@@ -105,14 +105,14 @@ struct alignas(8) LaunchTraits {
   // The traits for a kernel of one CTA per row. Every specialization of such a kernel but kGeneric writes
   // whole vectors.
   template <Specialization kSpecialization>
-  __device__ __forceinline__ LaunchTraits for_one_cta() const {
+  GVR_DEVICE LaunchTraits for_one_cta() const {
     const uint32_t vector_stores = kSpecialization == Specialization::kGeneric ? 0 : kVectorStores;
     return LaunchTraits(0, 0, specialized_flags<kSpecialization>() | vector_stores);
   }
 
   // Returns a copy that stays in registers, in which the flags that the specialization fixes are constants.
   template <Specialization kSpecialization, bool kCommonSizes>
-  __device__ __forceinline__ LaunchTraits in_registers() const {
+  GVR_DEVICE LaunchTraits in_registers() const {
     LaunchTraits traits = *this;
     ptx::keep(traits.sizes);
     ptx::keep(traits.flags);

@@ -20,9 +20,9 @@ namespace gvr_topk {
 
 constexpr int32_t kNoClaim = INT32_MIN;  // less than every claim
 
-__device__ __forceinline__ int32_t claim_of(int row) { return kNoClaim + 1 + row; }
+GVR_DEVICE int32_t claim_of(int row) { return kNoClaim + 1 + row; }
 
-__device__ __forceinline__ int32_t* claim_at(const TopkParams& p, int slot) {
+GVR_DEVICE int32_t* claim_at(const TopkParams& p, int slot) {
   return p.state_indices + slot * p.state_indices_stride;
 }
 
@@ -41,26 +41,24 @@ struct OutputWriter {
 
   // Keeps the pointers in registers, for kernels that write everything by `put`. Otherwise the compiler would
   // compute the pointers again for each element.
-  __device__ __forceinline__ void keep(const LaunchTraits& traits) {
+  GVR_DEVICE void keep(const LaunchTraits& traits) {
     ptx::keep(indices);
     if (traits.has(LaunchTraits::kWritesState)) ptx::keep(state_indices);
   }
 
   // Whether the row has `count` items from `first` on. Callers of `put_untranslated` must check this.
-  __device__ __forceinline__ bool owns(int first, int count) const {
-    return first >= 0 && count <= k - first;
-  }
+  GVR_DEVICE bool owns(int first, int count) const { return first >= 0 && count <= k - first; }
 
   // Writes a position as an item that the row is known to have. The call must have no page table.
-  __device__ __forceinline__ void put_untranslated(int item, int position) const {
+  GVR_DEVICE void put_untranslated(int item, int position) const {
     ptx::store_global(indices + item, position);
     if (state_indices != nullptr) ptx::store_global(state_indices + item, position);
   }
 
-  __device__ __forceinline__ void put(int item, int position) const { put(item, position, position); }
+  GVR_DEVICE void put(int item, int position) const { put(item, position, position); }
 
   // Writes a position that the caller of the library sees as another number, `shown`.
-  __device__ __forceinline__ void put(int item, int position, int shown) const {
+  GVR_DEVICE void put(int item, int position, int shown) const {
     if (static_cast<uint32_t>(item) >= static_cast<uint32_t>(k)) return;
     const bool apart = cache_slots != nullptr;
     const int cache_slot = pages != nullptr ? translated(position) : shown;
@@ -72,7 +70,7 @@ struct OutputWriter {
  private:
   // Slot of a position in the paged cache; -1 for padding, for a page that the table does not hold, and for a
   // slot beyond 32 bits.
-  __device__ __forceinline__ int translated(int position) const {
+  GVR_DEVICE int translated(int position) const {
     const int page = position / page_size;
     if (position < 0 || page >= pages_per_request) return -1;
     const int64_t first = pages[page];  // Read once, because another stream may be writing it.
@@ -83,7 +81,7 @@ struct OutputWriter {
 
 // Whether the last row of a later request names this slot. `row` is the last row of its own request. The
 // lanes of a warp share the search, and all of them take part, whatever they have read as the slot.
-__device__ __forceinline__ bool is_named_later(const TopkParams& p, int next_n, int row, int slot) {
+GVR_DEVICE bool is_named_later(const TopkParams& p, int next_n, int row, int slot) {
   const int lane = static_cast<int>(threadIdx.x & 31);
   bool named = false;
 #pragma unroll 4  // so that the loads overlap
@@ -96,9 +94,8 @@ __device__ __forceinline__ bool is_named_later(const TopkParams& p, int next_n, 
 
 // `kOptions`: see RowJob. `owns_slot`: whether the row has the slot's claim, if slots are claimed.
 template <bool kOptions>
-__device__ __forceinline__ OutputWriter make_output_writer(const TopkParams& p, const LaunchTraits& traits,
-                                                           int next_n, int row, int request, int slot,
-                                                           bool owns_slot) {
+GVR_DEVICE OutputWriter make_output_writer(const TopkParams& p, const LaunchTraits& traits, int next_n,
+                                           int row, int request, int slot, bool owns_slot) {
   OutputWriter output;
   output.indices = p.indices + row * p.indices_stride;
   // The next step starts from the result of the request's last row.
@@ -121,10 +118,8 @@ __device__ __forceinline__ OutputWriter make_output_writer(const TopkParams& p, 
   return output;
 }
 
-__device__ __forceinline__ int4 four_positions(const int32_t* staged) {
-  return *reinterpret_cast<const int4*>(staged);
-}
-__device__ __forceinline__ int4 four_positions(const uint16_t* staged) {
+GVR_DEVICE int4 four_positions(const int32_t* staged) { return *reinterpret_cast<const int4*>(staged); }
+GVR_DEVICE int4 four_positions(const uint16_t* staged) {
   const ushort4 four = *reinterpret_cast<const ushort4*>(staged);
   return make_int4(four.x, four.y, four.z, four.w);
 }
@@ -132,8 +127,8 @@ __device__ __forceinline__ int4 four_positions(const uint16_t* staged) {
 // Writes the k positions that all warps of a block have staged: four at a time if `in_vectors`, otherwise by
 // put(item, position) of `output`.
 template <int kBlockThreads, typename Staged, typename Output>
-__device__ __forceinline__ void write_staged(const Staged* staged, bool in_vectors, int k, int thread,
-                                             const OutputWriter& writer, const Output& output) {
+GVR_DEVICE void write_staged(const Staged* staged, bool in_vectors, int k, int thread,
+                             const OutputWriter& writer, const Output& output) {
   if (in_vectors) {
 #pragma unroll 1
     for (int i = 4 * thread; i < k; i += 4 * kBlockThreads) {

@@ -27,14 +27,14 @@ struct WindowLoad {
   int32_t row, start, end, request;
 
   // `row` is negative after the last row.
-  __device__ __forceinline__ WindowLoad(const PrefillParams& p, int32_t row_) : row(row_) {
+  GVR_DEVICE WindowLoad(const PrefillParams& p, int32_t row_) : row(row_) {
     if (row < 0) return;
     start = p.row_starts[row];
     end = p.row_ends[row];
     request = p.row_request != nullptr ? p.row_request[row] : row;
   }
 
-  __device__ __forceinline__ Window window(const PrefillParams& p) const {
+  GVR_DEVICE Window window(const PrefillParams& p) const {
     // A row without a valid request is a padding row, which has nothing to select from.
     if (row < 0 || static_cast<uint32_t>(request) >= static_cast<uint32_t>(p.requests)) {
       return Window{row, 0, 0, 0, 0};
@@ -52,14 +52,14 @@ struct AlignedWindow {
   int lead;
   int length;  // elements of the lead and the window together
 
-  __device__ __forceinline__ AlignedWindow(const PrefillParams& p, const Window& window) {
+  GVR_DEVICE AlignedWindow(const PrefillParams& p, const Window& window) {
     const T* first = static_cast<const T*>(p.logits) + window.row * p.logits_stride + window.start;
     lead = static_cast<int>(reinterpret_cast<uintptr_t>(first) / sizeof(T) % kPerVec<T>);
     data = first - lead;
     length = lead + window.n;
   }
 
-  __device__ __forceinline__ RowView<T> view() const { return RowView<T>{data, length, true}; }
+  GVR_DEVICE RowView<T> view() const { return RowView<T>{data, length, true}; }
 };
 
 // The rows of a CTA, in runs of neighbours: neighbouring rows are alike, so each predicts the next. The rows
@@ -68,7 +68,7 @@ struct AlignedWindow {
 struct Schedule {
   int32_t stripe, row, end;
 
-  __device__ __forceinline__ void start_run(const PrefillParams& p, int32_t number) {
+  GVR_DEVICE void start_run(const PrefillParams& p, int32_t number) {
     stripe = number;
     const uint32_t cta = (stripe & 1) != 0 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
     const uint64_t run = uint64_t{static_cast<uint32_t>(stripe)} * gridDim.x + cta;
@@ -78,7 +78,7 @@ struct Schedule {
   }
 
   // The next row, or -1 after the last one.
-  __device__ __forceinline__ int32_t next(const PrefillParams& p) {
+  GVR_DEVICE int32_t next(const PrefillParams& p) {
     while (row == end) {
       if (stripe + 1 == p.runs_per_cta) return -1;
       start_run(p, stripe + 1);
@@ -92,7 +92,7 @@ struct PrefillOutput {
   OutputWriter writer;
   int32_t offset;
 
-  __device__ __forceinline__ PrefillOutput(const PrefillParams& p, const Window& window) : writer{} {
+  GVR_DEVICE PrefillOutput(const PrefillParams& p, const Window& window) : writer{} {
     writer.indices = p.indices + window.row * p.indices_stride;
     writer.pages = p.page_table != nullptr ? p.page_table + window.request * p.page_table_stride : nullptr;
     writer.cache_slots = p.slots != nullptr ? p.slots + window.row * p.slots_stride : nullptr;
@@ -103,21 +103,21 @@ struct PrefillOutput {
   }
 
   // Whether positions are written unchanged, and to `indices` only.
-  __device__ __forceinline__ bool is_plain() const { return offset == 0 && writer.pages == nullptr; }
+  GVR_DEVICE bool is_plain() const { return offset == 0 && writer.pages == nullptr; }
 
   // Whether the row's k positions are written unchanged, four at a time.
-  __device__ __forceinline__ bool takes_vectors(int k) const {
+  GVR_DEVICE bool takes_vectors(int k) const {
     return is_plain() && k % 4 == 0 && reinterpret_cast<uintptr_t>(writer.indices) % sizeof(int4) == 0;
   }
 
   // Writes a position of the window, or -1, as the row's item `item`.
-  __device__ __forceinline__ void put(int item, int position) const {
+  GVR_DEVICE void put(int item, int position) const {
     if (offset == 0) return writer.put(item, position);
     writer.put(item, position, shifted(position));
   }
 
  private:
-  __device__ __forceinline__ int shifted(int position) const {
+  GVR_DEVICE int shifted(int position) const {
     const int64_t moved = int64_t{position} + offset;
     return position >= 0 && moved == static_cast<int32_t>(moved) ? static_cast<int32_t>(moved) : -1;
   }
@@ -125,12 +125,12 @@ struct PrefillOutput {
 
 // Writes the k positions that all warps of a block have staged.
 template <int kBlockThreads, typename Staged>
-__device__ __forceinline__ void write_staged(const Staged* staged, const PrefillOutput& output, int k) {
+GVR_DEVICE void write_staged(const Staged* staged, const PrefillOutput& output, int k) {
   write_staged<kBlockThreads>(staged, output.takes_vectors(k), k, threadIdx.x, output.writer, output);
 }
 
 // Writes all positions of a window no longer than k, then -1.
-__device__ __forceinline__ void write_short(const PrefillOutput& output, int n, int k, int threads) {
+GVR_DEVICE void write_short(const PrefillOutput& output, int n, int k, int threads) {
   const auto item = [&](int i) { return i < n ? i : -1; };
   if (output.takes_vectors(k)) {
 #pragma unroll 1

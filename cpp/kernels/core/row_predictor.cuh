@@ -15,16 +15,16 @@ struct ValueInterval {
   float lo, hi, first, last;
 
   // The bin of a value. A greater value never lies in a lower bin, and NaN lies in the highest bin.
-  __device__ __forceinline__ int bin(float x, float bins_per_unit) const {
+  GVR_DEVICE int bin(float x, float bins_per_unit) const {
     const float depth = __saturatef((last - x) * bins_per_unit);  // NaN becomes zero.
     return max(kBins - 1 - static_cast<int>(depth * kBins), 0);
   }
 
-  __device__ __forceinline__ float bins_per_unit() const { return ptx::reciprocal(width()); }
-  __device__ __forceinline__ float width() const { return last - first; }
+  GVR_DEVICE float bins_per_unit() const { return ptx::reciprocal(width()); }
+  GVR_DEVICE float width() const { return last - first; }
 
   // The value in the middle of a bin.
-  __device__ __forceinline__ float value_of(uint32_t bin) const {
+  GVR_DEVICE float value_of(uint32_t bin) const {
     return fmaf((static_cast<float>(bin) + 0.5f) / kBins, width(), first);
   }
 };
@@ -47,22 +47,20 @@ struct RowPredictor {
   bool has_value;
   uint32_t tie_key;  // the last row's k-th key if its ties were too many for candidates; otherwise kAbsentKey
 
-  __device__ __forceinline__ static RowPredictor unknown() {
-    return RowPredictor{0.0f, -1.0f, 0.0f, false, kAbsentKey};
-  }
+  GVR_DEVICE static RowPredictor unknown() { return RowPredictor{0.0f, -1.0f, 0.0f, false, kAbsentKey}; }
 
-  __device__ __forceinline__ bool is_close() const {
+  GVR_DEVICE bool is_close() const {
     return error >= 0.0f && 2.0f * kErrors * error <= kMaxInside * per_element;
   }
 
-  __device__ __forceinline__ ValueInterval interval() const {
+  GVR_DEVICE ValueInterval interval() const {
     const float radius = fmaxf(kErrors * error, 0.5f * kMinInside * per_element);
     // The lower end stays finite whatever the numbers are, so that -inf lies below the interval.
     const float lo = fmaxf(value - radius, key_to_float(kLeastFiniteKey)), hi = value + radius;
     return ValueInterval{lo, hi, lo, hi};
   }
 
-  __device__ __forceinline__ void learn(float kth, float width_per_element, int k) {
+  GVR_DEVICE void learn(float kth, float width_per_element, int k) {
     if (has_value) {
       const float move = fabsf(kth - value);
       error = fmaxf(kFastestDecay * error, fmaf(1.0f - kErrorDecay, move, kErrorDecay * error));

@@ -5,11 +5,12 @@
 
 #include "gvr_topk/params.h"
 #include "gvr_topk/policy.h"
+#include "ptx/macros.cuh"
 
 namespace gvr_topk {
 
-__device__ __forceinline__ void write_stats(int32_t* stats, HintReason reason, int passes, int candidates,
-                                            int snaps, int hits, int guess, bool guess_hit, int done) {
+GVR_DEVICE void write_stats(int32_t* stats, HintReason reason, int passes, int candidates, int snaps,
+                            int hits, int guess, bool guess_hit, int done) {
   stats[kStatReason] = static_cast<int32_t>(reason);
   stats[kStatPasses] = passes;
   stats[kStatCandidates] = candidates;
@@ -29,14 +30,14 @@ struct RowReport {
   bool guess_hit;
   int rounds;
 
-  __device__ __forceinline__ static RowReport begin(bool predicts, bool is_short) {
+  GVR_DEVICE static RowReport begin(bool predicts, bool is_short) {
     const HintReason reason = !predicts  ? HintReason::kDisabled
                               : is_short ? HintReason::kShortRow
                                          : HintReason::kFirstStep;
     return RowReport{reason, kGuessNone, 0, 0, false, 0};
   }
 
-  __device__ __forceinline__ void count_pass(bool by_value, uint32_t count, bool complete) {
+  GVR_DEVICE void count_pass(bool by_value, uint32_t count, bool complete) {
     if (by_value) reason = HintReason::kUsed;
     if (passes == 0) source = by_value ? kGuessValue : kGuessRowSample;
     candidates = count;
@@ -44,7 +45,7 @@ struct RowReport {
     ++passes;
   }
 
-  __device__ __forceinline__ void write(int32_t* stats) const {
+  GVR_DEVICE void write(int32_t* stats) const {
     write_stats(stats, reason, passes, static_cast<int>(candidates), 0, -1, source, guess_hit, rounds);
   }
 };
@@ -58,12 +59,12 @@ struct PhaseClock {
   __device__ PhaseClock(int64_t* clocks, int row, bool writer)
       : out(clocks + row * kPhaseStamps), active(clocks != nullptr && writer) {}
 
-  __device__ __forceinline__ void stamp() {
+  GVR_DEVICE void stamp() {
     if (active && next < kPhaseStamps) out[next++] = clock64();
   }
 #else
-  __device__ __forceinline__ PhaseClock(int64_t*, int, bool) {}
-  __device__ __forceinline__ void stamp() {}
+  GVR_DEVICE PhaseClock(int64_t*, int, bool) {}
+  GVR_DEVICE void stamp() {}
 #endif
 };
 

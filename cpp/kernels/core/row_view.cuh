@@ -23,25 +23,25 @@ struct RowView {
   int n;         // visible length
   bool aligned;  // whether 16-byte loads are possible
 
-  __device__ __forceinline__ uint32_t key(int i) const { return order_key(to_float(data[i])); }
+  GVR_DEVICE uint32_t key(int i) const { return order_key(to_float(data[i])); }
 };
 
 // The whole buffer of a row, independent of the row's length.
 template <typename T>
-__device__ __forceinline__ RowView<T> row_buffer(const TopkParams& p, bool aligned, int row) {
+GVR_DEVICE RowView<T> row_buffer(const TopkParams& p, bool aligned, int row) {
   const T* data = static_cast<const T*>(p.logits) + row * p.logits_stride;
   return RowView<T>{data, p.width, aligned};
 }
 
 // First position of vector `j` of this lane, in the tile that starts at `begin`.
 template <typename T>
-__device__ __forceinline__ int vec_position(int begin, int j, int lane) {
+GVR_DEVICE int vec_position(int begin, int j, int lane) {
   return begin + (j * 32 + lane) * kPerVec<T>;
 }
 
 // The register of an index known only at run time: a tree of selections, because registers have no addresses.
 template <int kFirst, int kCount, int kValues>
-__device__ __forceinline__ uint32_t register_at(const uint32_t (&registers)[kValues], uint32_t index) {
+GVR_DEVICE uint32_t register_at(const uint32_t (&registers)[kValues], uint32_t index) {
   if constexpr (kCount == 1) {
     return registers[kFirst];
   } else {
@@ -60,12 +60,10 @@ struct Tile {
   static constexpr int kGroup = 32 * kPerVec<T>;  // elements of one vector over the warp
   uint4 vec[kVecs];
 
-  __device__ __forceinline__ float value(int i) const {
-    return element<T>(vec[i / kPerVec<T>], i % kPerVec<T>);
-  }
+  GVR_DEVICE float value(int i) const { return element<T>(vec[i / kPerVec<T>], i % kPerVec<T>); }
 
   // The value at an index known only at run time.
-  __device__ __forceinline__ float value_at(int i) const {
+  GVR_DEVICE float value_at(int i) const {
     constexpr int kWords = 4 * kVecs;
     uint32_t word[kWords];
 #pragma unroll
@@ -105,8 +103,7 @@ __device__ __noinline__ uint4 load_elements(const T* p, int count) {
 // against a finite bound finds them, and tests on keys mask them (`valid_bits`). `fetch(j, address)` loads
 // vector j. It is called only if the whole vector is needed and 16-byte access is possible.
 template <typename T, typename Fetch>
-__device__ __forceinline__ void load_tile(const RowView<T>& row, int begin, int end, int lane, Tile<T>& tile,
-                                          Fetch fetch) {
+GVR_DEVICE void load_tile(const RowView<T>& row, int begin, int end, int lane, Tile<T>& tile, Fetch fetch) {
   constexpr int kVecs = Tile<T>::kVecs;
   constexpr int kGroup = Tile<T>::kGroup;
   const int length = end - begin;
@@ -130,14 +127,13 @@ __device__ __forceinline__ void load_tile(const RowView<T>& row, int begin, int 
 }
 
 template <typename T>
-__device__ __forceinline__ void load_tile(const RowView<T>& row, int begin, int end, int lane,
-                                          Tile<T>& tile) {
+GVR_DEVICE void load_tile(const RowView<T>& row, int begin, int end, int lane, Tile<T>& tile) {
   load_tile(row, begin, end, lane, tile, [](int, const T* p) { return ptx::load_streaming(p); });
 }
 
 // Bits of this lane's elements that lie before `end`.
 template <typename T>
-__device__ __forceinline__ uint32_t valid_bits(int begin, int end, int lane) {
+GVR_DEVICE uint32_t valid_bits(int begin, int end, int lane) {
   uint32_t bits = 0;
 #pragma unroll
   for (int j = 0; j < Tile<T>::kVecs; ++j) {
@@ -150,7 +146,7 @@ __device__ __forceinline__ uint32_t valid_bits(int begin, int end, int lane) {
 // Bits of the elements of one tile for which `test(value)` holds. Vectors past `end` are skipped, which are
 // most vectors if a warp has few elements.
 template <typename T, typename Test>
-__device__ __forceinline__ uint32_t match_tile(const Tile<T>& tile, int begin, int end, Test test) {
+GVR_DEVICE uint32_t match_tile(const Tile<T>& tile, int begin, int end, Test test) {
   uint32_t bits = 0;
 #pragma unroll
   for (int j = 0; j < Tile<T>::kVecs; ++j) {
@@ -165,16 +161,14 @@ __device__ __forceinline__ uint32_t match_tile(const Tile<T>& tile, int begin, i
 
 // Position in the row of bit `bit` of this lane's tile.
 template <typename T>
-__device__ __forceinline__ int bit_position(int begin, int bit, int lane) {
+GVR_DEVICE int bit_position(int begin, int bit, int lane) {
   return vec_position<T>(begin, bit / kPerVec<T>, lane) + bit % kPerVec<T>;
 }
 
 // Returns the index at which vector `vec` of the 32 * `vecs` vectors that a warp has staged lies.
 // Neighbouring lanes read vectors that are `vecs` apart and need different banks. An odd distance gives them;
 // an even one needs the exclusive or.
-__device__ __forceinline__ uint32_t staged_index(uint32_t vec, int vecs) {
-  return vec ^ (vec >> 3 & (vecs % 2 - 1) & 7);
-}
+GVR_DEVICE uint32_t staged_index(uint32_t vec, int vecs) { return vec ^ (vec >> 3 & (vecs % 2 - 1) & 7); }
 
 // The start of a row, as all warps of a CTA have staged it: 32 * `vecs` vectors each, in index order.
 struct StagedRow {
@@ -182,7 +176,7 @@ struct StagedRow {
   uint32_t stride;  // bytes from one warp's vectors to those of the next
   int vecs;         // 0: nothing that can be used is staged
 
-  __device__ __forceinline__ uint32_t address(int warp, uint32_t vec) const {
+  GVR_DEVICE uint32_t address(int warp, uint32_t vec) const {
     return begin + warp * stride + sizeof(uint4) * staged_index(vec, vecs);
   }
 };

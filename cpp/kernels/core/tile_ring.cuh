@@ -45,7 +45,7 @@ struct TileRing {
 
   // `storage` must start at a multiple of kLaneBytes, so that the addresses of a lane differ in their last
   // bits only.
-  __device__ __forceinline__ TileRing(const void* storage, int warp, int lane) {
+  GVR_DEVICE TileRing(const void* storage, int warp, int lane) {
     const uint32_t ring = ptx::shared_address(storage) + warp * kBytes;
     const int owner = lane / kVecs;
     // The lanes that own the other vectors this lane fetches are 8 lanes apart (16 if there are two vectors),
@@ -56,18 +56,16 @@ struct TileRing {
     ptx::keep(read_address);
   }
 
-  __device__ __forceinline__ static uint32_t swizzle(int owner) {
-    return (owner * kVecs >> 3 & (kVecs - 1)) * sizeof(uint4);
-  }
+  GVR_DEVICE static uint32_t swizzle(int owner) { return (owner * kVecs >> 3 & (kVecs - 1)) * sizeof(uint4); }
 
   // The slot that comes behind `slot`; both are byte offsets.
-  __device__ __forceinline__ static uint32_t next(uint32_t slot) {
+  GVR_DEVICE static uint32_t next(uint32_t slot) {
     return slot + kTileBytes == kBytes ? 0 : slot + kTileBytes;
   }
 
   // Starts to fetch a tile into a slot. `from`: the address from which this lane fetches its first vector;
   // `left`: elements that the warp's part has from the tile's beginning on.
-  __device__ __forceinline__ void fetch(const T* from, int left, uint32_t slot) const {
+  GVR_DEVICE void fetch(const T* from, int left, uint32_t slot) const {
     if (left >= kTileElements) {
 #pragma unroll
       for (int j = 0; j < kVecs; ++j) {
@@ -80,7 +78,7 @@ struct TileRing {
   }
 
   // Like `fetch`, but with zeros instead of -inf behind the part's end.
-  __device__ __forceinline__ void fetch_zero_filled(const T* from, int left, uint32_t slot, int lane) const {
+  GVR_DEVICE void fetch_zero_filled(const T* from, int left, uint32_t slot, int lane) const {
     if (left >= kTileElements) return fetch(from, kTileElements, slot);
     const int there = left - lane * kPerVec<T>;
 #pragma unroll
@@ -95,7 +93,7 @@ struct TileRing {
   // Returns the bits of this lane's elements in the tile at `slot` that are not below `lo`; NaN is not below
   // it. `lo` must be above -inf, because padding is -inf. `above` receives the bits of the elements that are
   // not at or below `hi`.
-  __device__ __forceinline__ uint32_t not_below(float lo, float hi, uint32_t slot, uint32_t& above) const {
+  GVR_DEVICE uint32_t not_below(float lo, float hi, uint32_t slot, uint32_t& above) const {
     ptx::BitAccumulator bits, above_bits;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
@@ -111,19 +109,19 @@ struct TileRing {
     return bits.bits();
   }
 
-  __device__ __forceinline__ uint32_t not_below(float lo, uint32_t slot) const {
+  GVR_DEVICE uint32_t not_below(float lo, uint32_t slot) const {
     uint32_t unused;  // The compiler removes these bits, which nobody reads.
     return not_below(lo, INFINITY, slot, unused);
   }
 
   // Returns the bits of this lane's elements that are not at or below `hi`; no element is at or below NaN.
-  __device__ __forceinline__ uint32_t above(float hi, uint32_t slot) const {
+  GVR_DEVICE uint32_t above(float hi, uint32_t slot) const {
     uint32_t above;
     not_below(hi, hi, slot, above);  // The compiler removes the other bits.
     return above;
   }
 
-  __device__ __forceinline__ float value(uint32_t slot, int index) const {
+  GVR_DEVICE float value(uint32_t slot, int index) const {
     return to_float(ptx::load_shared_element<T>(read_address + slot ^ index * sizeof(T)));
   }
 };
@@ -145,7 +143,7 @@ struct PartStream {
   int length;     // elements of the part, including those before the row
   int lane;
 
-  __device__ __forceinline__ PartStream(const RowView<T>& row, const void* storage, int warp, int lane_)
+  GVR_DEVICE PartStream(const RowView<T>& row, const void* storage, int warp, int lane_)
       : ring(storage, warp, lane_), lane(lane_) {
     lead = static_cast<int>(reinterpret_cast<uintptr_t>(row.data) / sizeof(T) % kPerVec<T>);
     const int n = row.n + lead, part = padded(n) / kBlockWarps;
@@ -155,7 +153,7 @@ struct PartStream {
   }
 
   // Starts the first copies of a pass over the part.
-  __device__ __forceinline__ void start() const {
+  GVR_DEVICE void start() const {
 #pragma unroll
     for (int step = 0; step < kDepth; ++step) request(step, step * Ring::kTileBytes);
   }
@@ -163,7 +161,7 @@ struct PartStream {
   // Calls visit(step, slot, bits of this lane's elements that belong to the row) for every tile of a pass
   // that was started. Bits beyond a lane's elements may be set. No copy is under way afterwards.
   template <typename Visit>
-  __device__ __forceinline__ void for_each_tile(Visit visit) const {
+  GVR_DEVICE void for_each_tile(Visit visit) const {
     uint32_t slot = 0;
 #pragma unroll 1
     for (int step = 0; step * kTileElements < length; ++step) {
@@ -180,7 +178,7 @@ struct PartStream {
 
  private:
   // An empty group is committed as well, because a wait counts groups.
-  __device__ __forceinline__ void request(int step, uint32_t slot) const {
+  GVR_DEVICE void request(int step, uint32_t slot) const {
     const int left = length - step * kTileElements;
     if (left > 0) ring.fetch(from + step * kTileElements, left, slot);
     ptx::commit_copies();

@@ -13,8 +13,7 @@ namespace gvr_topk::fallback {
 
 // Counts the listed keys above the k-th key and those equal to it, for each CTA's segment.
 template <typename T>
-__device__ __forceinline__ void count_segments(const RowContext<T>& ctx, const ListedKeys& listed,
-                                               uint32_t kth) {
+GVR_DEVICE void count_segments(const RowContext<T>& ctx, const ListedKeys& listed, uint32_t kth) {
   uint32_t above = 0, equal = 0;
   listed.for_each([&](uint32_t x) {
     above += x > kth;
@@ -35,7 +34,7 @@ struct OutputCursor {
   uint32_t ties_left;
 
   // Moves past some elements. `above` of them are above the k-th key, and `equal` of them are ties.
-  __device__ __forceinline__ void advance(uint32_t above, uint32_t equal) {
+  GVR_DEVICE void advance(uint32_t above, uint32_t equal) {
     const uint32_t taken = min(equal, ties_left);
     first += above + taken;
     ties_left -= taken;
@@ -43,8 +42,7 @@ struct OutputCursor {
 
   // Writes the selected ones of 32 consecutive elements, one of each lane. All lanes take part; those without
   // an element pass the absent key.
-  __device__ __forceinline__ void emit(uint32_t key, int position, uint32_t kth, int lane,
-                                       const OutputWriter& output) {
+  GVR_DEVICE void emit(uint32_t key, int position, uint32_t kth, int lane, const OutputWriter& output) {
     const uint32_t earlier = (1u << lane) - 1;
     const uint32_t above = __ballot_sync(0xffffffffu, key > kth);
     const uint32_t equal = __ballot_sync(0xffffffffu, key == kth);
@@ -60,8 +58,8 @@ struct OutputCursor {
 // The cursor at the CTA's first element. `items`: number of items of the row, which is k, or less if ties are
 // dropped. Ties go to the smallest indices, so earlier CTAs take theirs first.
 template <typename T>
-__device__ __forceinline__ OutputCursor cta_cursor(const RowContext<T>& ctx, const KeyInterval& interval,
-                                                   uint32_t kth, int items) {
+GVR_DEVICE OutputCursor cta_cursor(const RowContext<T>& ctx, const KeyInterval& interval, uint32_t kth,
+                                   int items) {
   const Shared& smem = *ctx.shared;
   uint32_t above = 0, equal = 0;
   if (ctx.lane < ctx.ctas) {
@@ -80,7 +78,7 @@ __device__ __forceinline__ OutputCursor cta_cursor(const RowContext<T>& ctx, con
 }
 
 template <typename T>
-__device__ __forceinline__ void store_warp_counts(const RowContext<T>& ctx, uint32_t above, uint32_t equal) {
+GVR_DEVICE void store_warp_counts(const RowContext<T>& ctx, uint32_t above, uint32_t equal) {
   if (ctx.lane == 0) {
     ctx.shared->warp_value[0][ctx.warp] = above;
     ctx.shared->warp_value[1][ctx.warp] = equal;
@@ -90,10 +88,9 @@ __device__ __forceinline__ void store_warp_counts(const RowContext<T>& ctx, uint
 
 // The common case: selects among the collected candidates, about one per thread.
 template <typename T>
-__device__ __forceinline__ void emit_candidates(const RowContext<T>& ctx, const KeyInterval& interval,
-                                                const ListedKeys& listed, uint32_t kth, int items,
-                                                uint32_t collected, const OutputWriter& output,
-                                                PhaseClock& clock) {
+GVR_DEVICE void emit_candidates(const RowContext<T>& ctx, const KeyInterval& interval,
+                                const ListedKeys& listed, uint32_t kth, int items, uint32_t collected,
+                                const OutputWriter& output, PhaseClock& clock) {
   uint32_t above = 0, equal = 0;
   ctx.for_each_candidate(collected, [&](int i, bool there) {
     const uint32_t key = there ? ctx.candidates[i].key : kAbsentKey;
@@ -115,9 +112,9 @@ __device__ __forceinline__ void emit_candidates(const RowContext<T>& ctx, const 
 // The case of too many candidates to collect, because of ties at the k-th value or a very large k. It
 // compares every element with the k-th key.
 template <typename T>
-__device__ __forceinline__ void emit_elements(const RowContext<T>& ctx, const KeyInterval& interval,
-                                              const ListedKeys& listed, uint32_t kth, int items,
-                                              Tile<T>& tile, const OutputWriter& output, PhaseClock& clock) {
+GVR_DEVICE void emit_elements(const RowContext<T>& ctx, const KeyInterval& interval, const ListedKeys& listed,
+                              uint32_t kth, int items, Tile<T>& tile, const OutputWriter& output,
+                              PhaseClock& clock) {
   const Shared& smem = *ctx.shared;
   count_segments(ctx, listed, kth);
   __syncthreads();

@@ -16,10 +16,9 @@
 namespace gvr_topk::fallback {
 
 template <typename T>
-__device__ __forceinline__ void emit(const RowContext<T>& ctx, const KeyInterval& interval,
-                                     const ListedKeys& listed, uint32_t kth, int items,
-                                     const CountResult& result, Tile<T>& tile, const OutputWriter& output,
-                                     PhaseClock& clock) {
+GVR_DEVICE void emit(const RowContext<T>& ctx, const KeyInterval& interval, const ListedKeys& listed,
+                     uint32_t kth, int items, const CountResult& result, Tile<T>& tile,
+                     const OutputWriter& output, PhaseClock& clock) {
   if (result.collected <= static_cast<uint32_t>(ctx.candidate_capacity)) {
     emit_candidates(ctx, interval, listed, kth, items, result.collected, output, clock);
   } else {
@@ -43,9 +42,8 @@ struct FallbackState {
 // Runs everything after the first guess, whatever the row holds. Returns false, with nothing written, if the
 // CTAs turn out to have read different lengths or to have guessed different intervals.
 template <typename T, bool kOptions>
-__device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTraits& traits,
-                                           const RowJob<T, kOptions>& job, Tile<T>& tile, FallbackState start,
-                                           PhaseClock& clock) {
+GVR_DEVICE bool run_stages(const TopkParams& p, const LaunchTraits& traits, const RowJob<T, kOptions>& job,
+                           Tile<T>& tile, FallbackState start, PhaseClock& clock) {
   const RowContext<T>& ctx = job.ctx;
   FallbackStage stage = start.stage;
   KeyInterval interval = start.interval, range = KeyInterval::everything();  // where radix rounds start
@@ -112,9 +110,9 @@ __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTra
 // Starts over with radix rounds. CTAs may have read different lengths; the length that the first CTA has read
 // decides.
 template <bool kOptions, typename T>
-__device__ __forceinline__ void radix_fallback_from_start(const TopkParams& p, const LaunchTraits& traits,
-                                                          const SmemLayout& layout, const RowContext<T>& ctx,
-                                                          uint32_t source) {
+GVR_DEVICE void radix_fallback_from_start(const TopkParams& p, const LaunchTraits& traits,
+                                          const SmemLayout& layout, const RowContext<T>& ctx,
+                                          uint32_t source) {
   const int length = ctx.shared->header[0].length;
   radix_fallback<T, kOptions>(
       p, traits, layout, FallbackState{FallbackStage::kRadix, KeyInterval::everything(), source, 1, length});
@@ -125,9 +123,9 @@ __device__ __forceinline__ void radix_fallback_from_start(const TopkParams& p, c
 // this CTA takes part in the exchanges of a first pass, and then knows whether they have. `sampled`: the CTAs
 // exchange samples as well.
 template <typename T, bool kOptions>
-__device__ __forceinline__ void finish_unselected_row(const TopkParams& p, const LaunchTraits& traits,
-                                                      const SmemLayout& layout,
-                                                      const RowJob<T, kOptions>& job, bool sampled) {
+GVR_DEVICE void finish_unselected_row(const TopkParams& p, const LaunchTraits& traits,
+                                      const SmemLayout& layout, const RowJob<T, kOptions>& job,
+                                      bool sampled) {
   const RowContext<T>& ctx = job.ctx;
   ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
   // The first CTA writes where the slot's claim stands, so all CTAs must have read the claim.

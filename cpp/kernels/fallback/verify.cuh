@@ -14,7 +14,7 @@ namespace gvr_topk::fallback {
 
 // Appends the marked elements of a lane's tile, as keys, to this CTA's segment of its list.
 template <typename T>
-__device__ __forceinline__ void list_keys(const RowContext<T>& ctx, const Tile<T>& tile, uint32_t inside) {
+GVR_DEVICE void list_keys(const RowContext<T>& ctx, const Tile<T>& tile, uint32_t inside) {
   if (inside == 0) return;
   uint32_t slot = atomicAdd(&ctx.shared->counts.listed, static_cast<uint32_t>(__popc(inside)));
 #pragma unroll 1  // Nearly always a lane has marked at most one element.
@@ -27,8 +27,8 @@ __device__ __forceinline__ void list_keys(const RowContext<T>& ctx, const Tile<T
 // Counts and lists this CTA's elements. The bits of the candidates stay in `bits` (one tile per warp) or go
 // to the masks (several tiles).
 template <typename T>
-__device__ __forceinline__ void classify(const RowContext<T>& ctx, const KeyInterval& interval, Tile<T>& tile,
-                                         uint32_t& bits) {
+GVR_DEVICE void classify(const RowContext<T>& ctx, const KeyInterval& interval, Tile<T>& tile,
+                         uint32_t& bits) {
   Shared& smem = *ctx.shared;
   // Finite ends are compared as values, which needs no conversion. NaN fails both comparisons, and so it
   // counts as above.
@@ -69,7 +69,7 @@ __device__ __forceinline__ void classify(const RowContext<T>& ctx, const KeyInte
 // CTA's total. Counts beyond 2^16 wrap, which is harmless: offsets are used only if all candidates can be
 // collected.
 template <typename T>
-__device__ __forceinline__ uint32_t scan_tiles(const RowContext<T>& ctx) {
+GVR_DEVICE uint32_t scan_tiles(const RowContext<T>& ctx) {
   Shared& smem = *ctx.shared;
   static_assert(kMaxSteps * kWarps <= 4 * kThreads, "four tiles per thread");
   ushort4& mine = reinterpret_cast<ushort4*>(smem.tile_candidates)[ctx.thread];
@@ -91,7 +91,7 @@ __device__ __forceinline__ uint32_t scan_tiles(const RowContext<T>& ctx) {
 // hold them cannot be indexed by a bit's number. Reading them inside the first loop would wait for each key
 // in turn.
 template <typename T>
-__device__ __forceinline__ uint32_t collect(const RowContext<T>& ctx, uint32_t bits) {
+GVR_DEVICE uint32_t collect(const RowContext<T>& ctx, uint32_t bits) {
   Shared& smem = *ctx.shared;
   ptx::reconverge(ctx.zero);  // Lanes have sent different vectors, or one thread has stored the header.
   uint32_t all, first = 0;
@@ -124,8 +124,8 @@ __device__ __forceinline__ uint32_t collect(const RowContext<T>& ctx, uint32_t b
 }
 
 template <typename T>
-__device__ __forceinline__ CountResult verify(const RowContext<T>& ctx, const KeyInterval& interval,
-                                              Tile<T>& tile, uint32_t parity, PhaseClock& clock) {
+GVR_DEVICE CountResult verify(const RowContext<T>& ctx, const KeyInterval& interval, Tile<T>& tile,
+                              uint32_t parity, PhaseClock& clock) {
   Shared& smem = *ctx.shared;
   uint32_t bits = 0;
   classify(ctx, interval, tile, bits);

@@ -39,8 +39,6 @@ struct PaperContext : RowContext<T> {
   PaperStream<T> stream;
 };
 
-__device__ __forceinline__ bool is_finite_key(uint32_t key) {
-  return kLeastFiniteKey <= key && key <= kMostFiniteKey;
-}
+GVR_DEVICE bool is_finite_key(uint32_t key) { return kLeastFiniteKey <= key && key <= kMostFiniteKey; }
 
 }  // namespace gvr_topk::paper_gvr

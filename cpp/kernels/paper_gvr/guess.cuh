@@ -23,7 +23,7 @@ struct GuessSample {
   uint32_t key[kHintPerThread];
 
   template <typename Visit>
-  __device__ __forceinline__ void for_each(Visit visit) const {
+  GVR_DEVICE void for_each(Visit visit) const {
 #pragma unroll
     for (int i = 0; i < kHintPerThread; ++i) visit(key[i]);
   }
@@ -31,8 +31,7 @@ struct GuessSample {
 
 // Sets the extremes, the number and the mean of the finite values. The mean is in double, as in the model.
 template <typename T>
-__device__ __forceinline__ void take_statistics(const PaperContext<T>& ctx, const GuessSample& sampled,
-                                                Guess& guess) {
+GVR_DEVICE void take_statistics(const PaperContext<T>& ctx, const GuessSample& sampled, Guess& guess) {
   uint32_t least = kMaxKey, greatest = kAbsentKey, count = 0;
   double sum = 0;
   sampled.for_each([&](uint32_t x) {
@@ -58,8 +57,7 @@ __device__ __forceinline__ void take_statistics(const PaperContext<T>& ctx, cons
 // `hint_share`: the first number of the row's state, which is a share only if it lies between 0 and 1. If the
 // hinted values say nothing, a sample of the row replaces them.
 template <typename T>
-__device__ __forceinline__ Guess guess(const PaperContext<T>& ctx, GuessSample& sampled, float hint_share,
-                                       bool by_quantile) {
+GVR_DEVICE Guess guess(const PaperContext<T>& ctx, GuessSample& sampled, float hint_share, bool by_quantile) {
   const int n = ctx.row.n;
   Guess guess;
   take_statistics(ctx, sampled, guess);

@@ -17,7 +17,7 @@ struct BlockSum {
 };
 
 template <typename Context>
-__device__ __forceinline__ BlockSum block_sum(const Context& ctx, uint32_t x) {
+GVR_DEVICE BlockSum block_sum(const Context& ctx, uint32_t x) {
   uint32_t* const sums = ctx.shared->warp_value[0];
   ptx::reconverge(ctx.zero);  // Lanes have counted different elements.
   x = __reduce_add_sync(0xffffffffu, x);
@@ -31,7 +31,7 @@ __device__ __forceinline__ BlockSum block_sum(const Context& ctx, uint32_t x) {
 
 // Replaces both numbers by the least and the greatest of all threads.
 template <typename Context>
-__device__ __forceinline__ void block_extremes(const Context& ctx, uint32_t& least, uint32_t& greatest) {
+GVR_DEVICE void block_extremes(const Context& ctx, uint32_t& least, uint32_t& greatest) {
   uint32_t *const lows = ctx.shared->warp_value[1], *const highs = ctx.shared->warp_value[2];
   ptx::reconverge(ctx.zero);
   least = __reduce_min_sync(0xffffffffu, least);
@@ -56,8 +56,7 @@ struct KeyOfRank {
 // `bins` have one bin more than the histogram, for items that do not count. This also clears `few_count`. A
 // block barrier has passed since either was read.
 template <typename Context, typename Bins, typename ForEach>
-__device__ __forceinline__ BinHit locate_items(const Context& ctx, Bins& bins, uint32_t rank,
-                                               ForEach for_each) {
+GVR_DEVICE BinHit locate_items(const Context& ctx, Bins& bins, uint32_t rank, ForEach for_each) {
   bins.clear_set(0, ctx.thread);
   if (ctx.thread == 0) ctx.shared->few_count = 0;
   __syncthreads();
@@ -71,8 +70,7 @@ __device__ __forceinline__ BinHit locate_items(const Context& ctx, Bins& bins, u
 // The rank-th largest of the first `count` keys in `few_keys`, among which are all keys between it and
 // `edge`. `scans` led to the list, which has been made behind a block barrier.
 template <typename Context>
-__device__ __forceinline__ KeyOfRank key_in_list(const Context& ctx, int count, uint32_t rank, uint32_t edge,
-                                                 int scans) {
+GVR_DEVICE KeyOfRank key_in_list(const Context& ctx, int count, uint32_t rank, uint32_t edge, int scans) {
   const uint32_t mine = ctx.lane < count ? ctx.shared->few_keys[ctx.lane] : kAbsentKey;
   const uint32_t key = rank_directly(mine, count, rank, ctx.lane);
   const bool passed = edge < key ? edge < mine && mine <= key : key <= mine && mine < edge;
@@ -84,8 +82,8 @@ __device__ __forceinline__ KeyOfRank key_in_list(const Context& ctx, int count, 
 // for_each(visit) calls visit(key), always with the same keys. Bins even in key divide the range until few
 // keys are left.
 template <typename Context, typename Bins, typename ForEach>
-__device__ __forceinline__ KeyOfRank key_in_range(const Context& ctx, Bins& bins, uint32_t bottom,
-                                                  uint32_t top, uint32_t rank, ForEach for_each) {
+GVR_DEVICE KeyOfRank key_in_range(const Context& ctx, Bins& bins, uint32_t bottom, uint32_t top,
+                                  uint32_t rank, ForEach for_each) {
 #pragma unroll 1
   for (int scans = 1;; ++scans) {
     block_extremes(ctx, bottom, top);

@@ -10,7 +10,7 @@ namespace gvr_topk::paper_gvr {
 
 // Calls visit(i) for this thread's candidates: a warp owns a contiguous run, and a lane every 32nd of it.
 template <typename T, typename Visit>
-__device__ __forceinline__ void for_each_candidate(const PaperContext<T>& ctx, int count, Visit visit) {
+GVR_DEVICE void for_each_candidate(const PaperContext<T>& ctx, int count, Visit visit) {
   const int run = (count + kThreads - 1) / kThreads * 32, end = min((ctx.warp + 1) * run, count);
 #pragma unroll 4
   for (int i = ctx.warp * run + ctx.lane; i < end; i += 32) visit(i);
@@ -19,7 +19,7 @@ __device__ __forceinline__ void for_each_candidate(const PaperContext<T>& ctx, i
 // Collects the elements whose bits the last pass has set: their positions, and then their keys. The count
 // cache (`result.before`) says where this warp's positions go.
 template <typename T>
-__device__ __forceinline__ void collect(const PaperContext<T>& ctx, const SearchResult& result) {
+GVR_DEVICE void collect(const PaperContext<T>& ctx, const SearchResult& result) {
   const int words = (ctx.stream.length + kTileElements - 1) / kTileElements * (kTileElements / 32);
   const int each = (words + 31) / 32 | 1;  // Odd, so that lanes read from different banks.
   const int first = min(ctx.lane * each, words), last = min(first + each, words);
@@ -44,7 +44,7 @@ __device__ __forceinline__ void collect(const PaperContext<T>& ctx, const Search
 // Finds the exact k-th key from the lower edge of the bin that holds it; bins are even in value. Where more
 // than kRankDirectly candidates lie between that edge and the k-th key, bins even in key lead to it.
 template <typename T>
-__device__ __forceinline__ KeyOfRank snap(const PaperContext<T>& ctx, int count) {
+GVR_DEVICE KeyOfRank snap(const PaperContext<T>& ctx, int count) {
   const auto for_each = [&](auto visit) {
     for_each_candidate(ctx, count, [&](int i) { visit(ctx.own.key[i]); });
   };
@@ -89,8 +89,8 @@ __device__ __forceinline__ KeyOfRank snap(const PaperContext<T>& ctx, int count)
 // Writes the selected positions in ascending order, and returns how many there are. Of the elements equal to
 // the k-th, the first ones are selected, or none if they are masked and dropped.
 template <typename T>
-__device__ __forceinline__ int partition(const PaperContext<T>& ctx, const LaunchTraits& traits, int count,
-                                         uint32_t kth, const OutputWriter& output) {
+GVR_DEVICE int partition(const PaperContext<T>& ctx, const LaunchTraits& traits, int count, uint32_t kth,
+                         const OutputWriter& output) {
   constexpr uint32_t kLow = 0xffffu;
   uint32_t counts = 0;  // elements above the k-th key; from bit 16 on, elements equal to it
   for_each_candidate(ctx, count, [&](int i) {

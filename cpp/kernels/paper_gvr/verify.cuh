@@ -19,14 +19,12 @@ struct SearchResult {
   uint32_t before;  // how many of `count` lie in earlier warps' parts: the count cache of phase 3
 };
 
-__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < INFINITY; }
+GVR_DEVICE bool is_finite(float x) { return fabsf(x) < INFINITY; }
 
-__device__ __forceinline__ float halfway(float a, float b) {
-  return __fadd_rn(__fmul_rn(0.5f, a), __fmul_rn(0.5f, b));
-}
+GVR_DEVICE float halfway(float a, float b) { return __fadd_rn(__fmul_rn(0.5f, a), __fmul_rn(0.5f, b)); }
 
 // The threshold at which the line through two points reaches `target`; NaN if both have the same count.
-__device__ __forceinline__ float secant(Point end, Point start, int target) {
+GVR_DEVICE float secant(Point end, Point start, int target) {
   if (end.count == start.count) return NAN;
   const float slope =
       __fdiv_rn(__int2float_rn(target - start.count), __int2float_rn(end.count - start.count));
@@ -34,13 +32,13 @@ __device__ __forceinline__ float secant(Point end, Point start, int target) {
 }
 
 // The next float above, denormals included.
-__device__ __forceinline__ float next_above(float x) {
+GVR_DEVICE float next_above(float x) {
   return x == 0.0f ? __uint_as_float(1u) : key_to_float(order_key(x) + 1);
 }
 
 // Whether a value occurs more than once in the sample: then many elements probably equal it.
 template <typename T>
-__device__ __forceinline__ bool repeats(const PaperContext<T>& ctx, const GuessSample& sampled, float value) {
+GVR_DEVICE bool repeats(const PaperContext<T>& ctx, const GuessSample& sampled, float value) {
   uint32_t occurrences = 0;
   sampled.for_each([&](uint32_t x) { occurrences += x == order_key(value); });
   return block_sum(ctx, occurrences).all > 1;
@@ -48,7 +46,7 @@ __device__ __forceinline__ bool repeats(const PaperContext<T>& ctx, const GuessS
 
 // Counts the elements that reach a threshold, and sets their bits. The caller has started the pass.
 template <typename T>
-__device__ __forceinline__ BlockSum count_pass(const PaperContext<T>& ctx, float threshold) {
+GVR_DEVICE BlockSum count_pass(const PaperContext<T>& ctx, float threshold) {
   const PaperStream<T>& stream = ctx.stream;
   const auto bitmap = reinterpret_cast<uint16_t*>(ctx.own.bitmap) + stream.begin / kValuesPerThread;
   uint32_t count = 0;
@@ -62,7 +60,7 @@ __device__ __forceinline__ BlockSum count_pass(const PaperContext<T>& ctx, float
 
 // Closes the open sides of a bracket with the row's finite extremes; with NaN if the row has none.
 template <typename T>
-__device__ __forceinline__ void close_bracket(const PaperContext<T>& ctx, float& bottom, float& top) {
+GVR_DEVICE void close_bracket(const PaperContext<T>& ctx, float& bottom, float& top) {
   if (is_finite(bottom) && is_finite(top)) return;
   uint32_t least = kMaxKey, greatest = kAbsentKey;  // Both become NaN.
   ctx.stream.start();
@@ -82,8 +80,7 @@ __device__ __forceinline__ void close_bracket(const PaperContext<T>& ctx, float&
 
 // Runs passes until the count fits. The caller has started the first pass.
 template <typename T>
-__device__ __forceinline__ SearchResult search(const PaperContext<T>& ctx, const Guess& first,
-                                               const GuessSample& sampled) {
+GVR_DEVICE SearchResult search(const PaperContext<T>& ctx, const Guess& first, const GuessSample& sampled) {
   const int target = (ctx.k + kCapacity) / 2;
   Point low{-INFINITY, ctx.row.n}, high{INFINITY, 0}, last{}, before{};
   float step = first.threshold;

@@ -10,7 +10,7 @@ namespace gvr_topk::prefill {
 // A row's tiles go to the warps of the CTA in turn: large scores cluster, and this spreads them.
 constexpr int kTileStride = kBlockWarps * kTileElements;
 
-__device__ __forceinline__ int tiles_of_warp(int length, int warp) {
+GVR_DEVICE int tiles_of_warp(int length, int warp) {
   const int left = length - warp * kTileElements;
   return left > 0 ? (left + kTileStride - 1) / kTileStride : 0;
 }
@@ -25,16 +25,16 @@ struct ChunkStream {
   uint32_t slot = 0;          // where the oldest tile lies
   bool has_next_row = false;  // whether the tiles being fetched are the next row's
 
-  __device__ __forceinline__ ChunkStream(const void* storage, int warp, int lane)
+  GVR_DEVICE ChunkStream(const void* storage, int warp, int lane)
       : ring(storage, warp, lane), from(nullptr) {}
 
-  __device__ __forceinline__ void begin(const AlignedWindow<T>& window, int warp, int lane) {
+  GVR_DEVICE void begin(const AlignedWindow<T>& window, int warp, int lane) {
     from = window.data + warp * kTileElements + lane * kPerVec<T>;
     left = window.length - warp * kTileElements;
   }
 
   // Fetches the next tile, if there is one.
-  __device__ __forceinline__ void fetch(int lane) {
+  GVR_DEVICE void fetch(int lane) {
     if (left <= 0) return;
     ring.fetch_zero_filled(from, left, fetch_slot, lane);
     ptx::commit_copies();
@@ -45,20 +45,20 @@ struct ChunkStream {
   }
 
   // Fetches tiles while there is room for them.
-  __device__ __forceinline__ void fill(int lane) {
+  GVR_DEVICE void fill(int lane) {
 #pragma unroll 1
     while (left > 0 && in_flight < kPrefillRingDepth) fetch(lane);
   }
 
   // Starts to stream a row, unless its first tiles are in flight already.
-  __device__ __forceinline__ void enter(const AlignedWindow<T>& window, int warp, int lane) {
+  GVR_DEVICE void enter(const AlignedWindow<T>& window, int warp, int lane) {
     if (!has_next_row) begin(window, warp, lane);
     has_next_row = false;
     fill(lane);
   }
 
   // Drops the fetched tiles, so that a row can be streamed from its beginning.
-  __device__ __forceinline__ void restart() {
+  GVR_DEVICE void restart() {
     ptx::wait_copies<0>();
     __syncwarp();
     in_flight = 0;
@@ -69,8 +69,8 @@ struct ChunkStream {
   // Calls visit(slot) for each of this warp's tiles, and fetches the first tiles of the next row if that row
   // will be streamed. All lanes take part.
   template <typename Visit>
-  __device__ __forceinline__ void for_each_tile(const PrefillParams& p, int tiles, const Window& next_window,
-                                                int warp, int lane, Visit visit) {
+  GVR_DEVICE void for_each_tile(const PrefillParams& p, int tiles, const Window& next_window, int warp,
+                                int lane, Visit visit) {
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       if (in_flight == kPrefillRingDepth) {
@@ -93,8 +93,7 @@ struct ChunkStream {
   }
 
  private:
-  __device__ __forceinline__ void begin_next_row(const PrefillParams& p, const Window& next_window, int warp,
-                                                 int lane) {
+  GVR_DEVICE void begin_next_row(const PrefillParams& p, const Window& next_window, int warp, int lane) {
     const Window window = next_window;
     if (window.row < 0 || window.n <= p.k || !p.lists ||
         window.n > p.bitmap_tiles * kTileElements - kPerVec<T>) {

@@ -61,9 +61,7 @@ struct alignas(128) PrefillShared {
 extern __shared__ __align__(128) unsigned char storage[];
 
 // The bitmap of selected elements: one half-word for each lane of a tile, with one bit per element.
-__device__ __forceinline__ uint16_t* bitmap_of(PrefillShared& smem) {
-  return reinterpret_cast<uint16_t*>(&smem + 1);
-}
+GVR_DEVICE uint16_t* bitmap_of(PrefillShared& smem) { return reinterpret_cast<uint16_t*>(&smem + 1); }
 
 constexpr size_t kBitmapBytesOfTile = 32 * sizeof(uint16_t);
 

@@ -18,7 +18,7 @@ struct RankPair {
 
 // `Shared` is the shared memory of this kernel or of that of slices (prefill_slice/config.cuh).
 template <typename Shared>
-__device__ __forceinline__ void clear_key_bins(Shared& smem) {
+GVR_DEVICE void clear_key_bins(Shared& smem) {
   __syncthreads();  // The memory's previous use has ended in all threads.
 #pragma unroll
   for (int i = 0; i < kKeyBins / 4; i += kBlockThreads) {
@@ -33,7 +33,7 @@ __device__ __forceinline__ void clear_key_bins(Shared& smem) {
 
 // Counts a key if it lies in the range. Returns whether the key lies above the range.
 template <typename Shared>
-__device__ __forceinline__ bool count_key(Shared& smem, const KeyRange& range, int shift, uint32_t key) {
+GVR_DEVICE bool count_key(Shared& smem, const KeyRange& range, int shift, uint32_t key) {
   const bool inside = range.contains(key);
   if (inside) atomicAdd(&smem.key_bins[range.bin(key, shift)], 1u);
   return !inside && key > range.base;
@@ -41,7 +41,7 @@ __device__ __forceinline__ bool count_key(Shared& smem, const KeyRange& range, i
 
 // Adds the number of keys that this thread has found above the range. All lanes take part.
 template <typename Shared>
-__device__ __forceinline__ void add_above(Shared& smem, uint32_t above) {
+GVR_DEVICE void add_above(Shared& smem, uint32_t above) {
   ptx::reconverge(ptx::unknown_zero());  // Lanes have counted different keys.
   above = __reduce_add_sync(0xffffffffu, above);
   if ((threadIdx.x & 31) == 0 && above > 0) atomicAdd(&smem.above_range, above);
@@ -51,7 +51,7 @@ __device__ __forceinline__ void add_above(Shared& smem, uint32_t above) {
 // Finds the bins of both ranks once all threads have counted, and leaves them in `hits` for all threads.
 // `count` is 0 for a rank that does not lie in the range.
 template <typename Shared>
-__device__ __forceinline__ void locate_ranks(Shared& smem, const RankPair& ranks) {
+GVR_DEVICE void locate_ranks(Shared& smem, const RankPair& ranks) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   __syncthreads();
   ThreadBins<kKeyBins / kBlockThreads> own(smem.key_bins, thread);
@@ -77,7 +77,7 @@ struct RowSample {
   int log2_probes;  // log2 of the probes of each thread
   uint32_t word[kInRegisters][sizeof(T)];
 
-  __device__ __forceinline__ explicit RowSample(const AlignedWindow<T>& window) : data(window.data) {
+  GVR_DEVICE explicit RowSample(const AlignedWindow<T>& window) : data(window.data) {
     first = (window.lead + kElements - 1) / kElements;
     vecs = max(window.length / kElements - first, 0);
     // The sample takes one element in 16 to 32. A smaller sample would fluctuate so much that intervals would
@@ -88,11 +88,11 @@ struct RowSample {
     load(0);
   }
 
-  __device__ __forceinline__ uint32_t elements() const { return kElements * kBlockThreads << log2_probes; }
+  GVR_DEVICE uint32_t elements() const { return kElements * kBlockThreads << log2_probes; }
 
   // Calls visit(key) for each element that this thread probes.
   template <typename Visit>
-  __device__ __forceinline__ void for_each(Visit visit) {
+  GVR_DEVICE void for_each(Visit visit) {
     const int probes = 1 << log2_probes;
 #pragma unroll 1
     for (int begin = 0; begin < probes; begin += kInRegisters) {
@@ -109,7 +109,7 @@ struct RowSample {
   }
 
  private:
-  __device__ __forceinline__ void load(int begin) {
+  GVR_DEVICE void load(int begin) {
 #pragma unroll
     for (int i = 0; i < kInRegisters; ++i) {
       ptx::load_if(vecs > 0 && begin + i < 1 << log2_probes, word[i], probe(begin + i));
@@ -117,7 +117,7 @@ struct RowSample {
   }
 
   // The position within each stratum is hashed, because strided ones would be biased where scores repeat.
-  __device__ __forceinline__ const T* probe(int number_of_thread) const {
+  GVR_DEVICE const T* probe(int number_of_thread) const {
     const uint32_t number = number_of_thread * kBlockThreads + threadIdx.x;
     const uint64_t begin = uint64_t{number} * static_cast<uint32_t>(vecs);
     const uint32_t within = __umulhi(number * 2654435761u, static_cast<uint32_t>(vecs));
@@ -129,7 +129,7 @@ struct RowSample {
 // The range of keys around the last row's k-th value, or all keys if there is none. If both ends of the
 // interval lie in this range, one histogram round is enough.
 template <typename T>
-__device__ __forceinline__ KeyRange range_around(const RowPredictor& last) {
+GVR_DEVICE KeyRange range_around(const RowPredictor& last) {
   constexpr float kElements = 8192.0f;
   KeyRange range{0, kMaxKey >> kInvariantBits<T>};
   if (!last.has_value) return range;
@@ -143,9 +143,8 @@ __device__ __forceinline__ KeyRange range_around(const RowPredictor& last) {
 // the sample, `deviations` standard deviations above and below the rank expected of the k-th value.
 // `meanwhile` runs while the sample is being loaded.
 template <typename T, typename Shared, typename Meanwhile>
-__device__ __forceinline__ ValueInterval guess_by_sample(Shared& smem, const AlignedWindow<T> window, int k,
-                                                         const RowPredictor& last, float deviations,
-                                                         Meanwhile meanwhile) {
+GVR_DEVICE ValueInterval guess_by_sample(Shared& smem, const AlignedWindow<T> window, int k,
+                                         const RowPredictor& last, float deviations, Meanwhile meanwhile) {
   constexpr float kLoose = 1.1f;  // An interval may hold this multiple of the sample elements intended.
   constexpr int kMaxRounds = 4;
   KeyRange range = range_around<T>(last);

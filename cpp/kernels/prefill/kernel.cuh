@@ -31,10 +31,9 @@ namespace gvr_topk::prefill {
 
 // Collects with an interval: marks the elements above it, and stores the elements inside as candidates.
 template <typename T>
-__device__ __forceinline__ void collect(const PrefillParams& p, PrefillShared& smem, ChunkStream<T>& stream,
-                                        const AlignedWindow<T>& window, const Window& next_window,
-                                        const ValueInterval& interval, CandidateStore& store, int warp,
-                                        int lane) {
+GVR_DEVICE void collect(const PrefillParams& p, PrefillShared& smem, ChunkStream<T>& stream,
+                        const AlignedWindow<T>& window, const Window& next_window,
+                        const ValueInterval& interval, CandidateStore& store, int warp, int lane) {
   uint32_t number = 32 * warp + lane;  // index of this lane's half-word: its 16 elements of the tile
   uint32_t count = 0;
   uint16_t* const bitmap = bitmap_of(smem);
@@ -66,7 +65,7 @@ __device__ __forceinline__ void collect(const PrefillParams& p, PrefillShared& s
 }
 
 // Forgets all candidates. Block barriers separate this from the uses before and after.
-__device__ __forceinline__ void reset_candidates(PrefillShared& smem) {
+GVR_DEVICE void reset_candidates(PrefillShared& smem) {
   smem.fine_bins[threadIdx.x] = 0;
   if (threadIdx.x != 0) return;
   smem.boundary_count = smem.is_full = 0;
@@ -75,9 +74,8 @@ __device__ __forceinline__ void reset_candidates(PrefillShared& smem) {
 
 // Selects from a row that is longer than k.
 template <typename T>
-__device__ __forceinline__ void select_row(const PrefillParams& p, PrefillShared& smem,
-                                           ChunkStream<T>& stream, const Window& row,
-                                           const Window& next_window) {
+GVR_DEVICE void select_row(const PrefillParams& p, PrefillShared& smem, ChunkStream<T>& stream,
+                           const Window& row, const Window& next_window) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const AlignedWindow<T> window(p, row);
   const bool fits = p.lists && window.length <= p.bitmap_tiles * kTileElements;

@@ -14,7 +14,7 @@ template <typename T>
 struct RowPart {
   int begin, end;
 
-  __device__ __forceinline__ RowPart(const AlignedWindow<T>& window, int warp) {
+  GVR_DEVICE RowPart(const AlignedWindow<T>& window, int warp) {
     const int tiles = (window.length + kTileElements - 1) / kTileElements;
     const int part = (tiles + kBlockWarps - 1) / kBlockWarps * kTileElements;
     begin = min(warp * part, window.length);
@@ -25,8 +25,7 @@ struct RowPart {
 // Calls visit(tile, begin, bits) for each tile of this warp's part, loaded straight from global memory.
 // `bits` marks the lane's elements that lie in the window.
 template <typename T, typename Visit>
-__device__ __forceinline__ void for_each_tile(const AlignedWindow<T>& window, int warp, int lane,
-                                              Visit visit) {
+GVR_DEVICE void for_each_tile(const AlignedWindow<T>& window, int warp, int lane, Visit visit) {
   const RowPart<T> part(window, warp);
 #pragma unroll 1
   for (int begin = part.begin; begin < part.end; begin += kTileElements) {
@@ -40,7 +39,7 @@ __device__ __forceinline__ void for_each_tile(const AlignedWindow<T>& window, in
 }
 
 template <typename T, typename Test>
-__device__ __forceinline__ uint32_t matching(const Tile<T>& tile, uint32_t bits, Test test) {
+GVR_DEVICE uint32_t matching(const Tile<T>& tile, uint32_t bits, Test test) {
   uint32_t found = 0;
 #pragma unroll
   for (int i = 0; i < kValuesPerThread; ++i) {
@@ -51,8 +50,8 @@ __device__ __forceinline__ uint32_t matching(const Tile<T>& tile, uint32_t bits,
 
 // Counts the elements above and equal to a key in each warp's part. Returns whether the key is the k-th.
 template <typename T, typename Shared>
-__device__ __forceinline__ bool verify_key(Shared& smem, const AlignedWindow<T>& window, uint32_t key, int k,
-                                           int warp, int lane) {
+GVR_DEVICE bool verify_key(Shared& smem, const AlignedWindow<T>& window, uint32_t key, int k, int warp,
+                           int lane) {
   uint32_t above = 0, ties = 0;
   for_each_tile(window, warp, lane, [&](const Tile<T>& tile, int, uint32_t bits) {
     above += __popc(matching(tile, bits, [&](uint32_t x) { return x > key; }));
@@ -79,8 +78,8 @@ struct EarlierItems {
 // Calls put(tile, bit, item, position) for the elements above the k-th key and the first of its ties, k in
 // all with those before the window. `verify_key` has counted both.
 template <typename T, typename Shared, typename Put>
-__device__ __forceinline__ void emit_by_key(const Shared& smem, const AlignedWindow<T>& window, uint32_t key,
-                                            int k, const EarlierItems& earlier, int warp, int lane, Put put) {
+GVR_DEVICE void emit_by_key(const Shared& smem, const AlignedWindow<T>& window, uint32_t key, int k,
+                            const EarlierItems& earlier, int warp, int lane, Put put) {
   const uint32_t above = lane < kBlockWarps ? smem.warp_sums[0][lane] : 0;
   const uint32_t ties = lane < kBlockWarps ? smem.warp_sums[1][lane] : 0;
   const uint32_t quota = k - earlier.above - __reduce_add_sync(0xffffffffu, above);
@@ -104,8 +103,8 @@ __device__ __forceinline__ void emit_by_key(const Shared& smem, const AlignedWin
 
 // Finds the k-th key of a row.
 template <typename T>
-__device__ __forceinline__ uint32_t kth_key(PrefillShared& smem, const AlignedWindow<T>& window, int k,
-                                            int warp, int lane, int& rounds) {
+GVR_DEVICE uint32_t kth_key(PrefillShared& smem, const AlignedWindow<T>& window, int k, int warp, int lane,
+                            int& rounds) {
   KeyRange range{0, kMaxKey >> kInvariantBits<T>};
 #pragma unroll 1
   while (range.length != 0) {

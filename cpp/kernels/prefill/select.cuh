@@ -9,21 +9,20 @@ namespace gvr_topk::prefill {
 // Calls visit(candidate) for this lane's part of the warp's candidates, which the warp visits 32 at a time
 // in index order. All lanes take part, and a lane without a candidate gets one with a negative position.
 template <typename Visit>
-__device__ __forceinline__ void for_each_candidate(const CandidateStore& store, int lane, Visit visit) {
+GVR_DEVICE void for_each_candidate(const CandidateStore& store, int lane, Visit visit) {
   store.for_each(lane, 0, BufferedValue{-1, -INFINITY}, visit);
 }
 
 // Counts this warp's candidates into the bins. NaN falls into the last bin, like all values above the bins.
-__device__ __forceinline__ void count_candidates(PrefillShared& smem, const CandidateStore& store,
-                                                 const ValueInterval& interval, float bins_per_unit,
-                                                 int lane) {
+GVR_DEVICE void count_candidates(PrefillShared& smem, const CandidateStore& store,
+                                 const ValueInterval& interval, float bins_per_unit, int lane) {
   for_each_candidate(store, lane, [&](const BufferedValue& x) {
     if (x.position >= 0) atomicAdd(&smem.fine_bins[interval.bin(x.value, bins_per_unit)], 1u);
   });
 }
 
 // Finds the bin of the rank-th largest candidate. Each warp finds it for itself.
-__device__ __forceinline__ BinHit locate_fine(const PrefillShared& smem, uint32_t rank, int lane) {
+GVR_DEVICE BinHit locate_fine(const PrefillShared& smem, uint32_t rank, int lane) {
   const ThreadBins<kFineBins / 32> own(smem.fine_bins, lane);
   const BinHit hit = own.find(rank);
   // There are at least `rank` candidates, so one lane holds the rank.
@@ -34,20 +33,20 @@ __device__ __forceinline__ BinHit locate_fine(const PrefillShared& smem, uint32_
 
 // The order number of an element, which is greater for elements selected earlier: for greater values, and for
 // smaller positions among equal values.
-__device__ __forceinline__ uint64_t order_of(const BufferedValue& x) {
+GVR_DEVICE uint64_t order_of(const BufferedValue& x) {
   return uint64_t{order_key(x.value)} << 32 | static_cast<uint32_t>(~x.position);
 }
 
 // Marks an element as selected.
-__device__ __forceinline__ void mark(uint32_t* bitmap, int position) {
+GVR_DEVICE void mark(uint32_t* bitmap, int position) {
   atomicOr(&bitmap[position >> 5], 1u << (position & 31));
 }
 
 // Finds the order number of the `rank`-th candidate in a dense bin, which holds many ties, by rounds of
 // finer and finer bins.
 template <typename InBin>
-__device__ __forceinline__ uint64_t rank_in_dense_bin(PrefillShared& smem, const CandidateStore store,
-                                                      uint32_t rank, InBin in_bin) {
+GVR_DEVICE uint64_t rank_in_dense_bin(PrefillShared& smem, const CandidateStore store, uint32_t rank,
+                                      InBin in_bin) {
   const int lane = threadIdx.x & 31;
   const auto for_each = [&](auto visit) {
     for_each_candidate(store, lane, [&](const BufferedValue& x) {
@@ -87,9 +86,9 @@ __device__ __forceinline__ uint64_t rank_in_dense_bin(PrefillShared& smem, const
 
 // Refines: marks the selected candidates: all above the bin of the k-th value and the first `rank` in that
 // bin. Returns a value close to the k-th. The bitmap is complete after the next block barrier.
-__device__ __forceinline__ float refine(PrefillShared& smem, uint32_t* bitmap, const CandidateStore& store,
-                                        const ValueInterval& interval, float bins_per_unit, const BinHit& hit,
-                                        uint32_t rank, int lane, int warp) {
+GVR_DEVICE float refine(PrefillShared& smem, uint32_t* bitmap, const CandidateStore& store,
+                        const ValueInterval& interval, float bins_per_unit, const BinHit& hit, uint32_t rank,
+                        int lane, int warp) {
   const auto bin_of = [&](float x) { return static_cast<uint32_t>(interval.bin(x, bins_per_unit)); };
   const bool takes_all = rank == hit.count, few = hit.count <= kRankDirectly;
   const uint32_t lowest = takes_all ? hit.bin : hit.bin + 1;
@@ -123,8 +122,8 @@ __device__ __forceinline__ float refine(PrefillShared& smem, uint32_t* bitmap, c
 }
 
 // Stages the marked positions in ascending order. This takes two block barriers.
-__device__ __forceinline__ void stage(PrefillShared& smem, const uint32_t* bitmap, int length, int lead,
-                                      int k, int lane, int warp) {
+GVR_DEVICE void stage(PrefillShared& smem, const uint32_t* bitmap, int length, int lead, int k, int lane,
+                      int warp) {
   static_assert(kTileElements % 64 == 0, "whole words are written of every tile");
   const auto words_of = reinterpret_cast<const uint64_t*>(bitmap);
   const int words = (length + 63) / 64, part = (words + kBlockThreads - 1) / kBlockThreads * 32;

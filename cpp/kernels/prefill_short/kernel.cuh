@@ -72,7 +72,7 @@ struct BlockContext {
 
   // The unknown zero in the address keeps the compiler from summing over the warp before an atomic addition
   // to shared memory. Few lanes add to one address here, so such a sum would take longer.
-  __device__ __forceinline__ explicit BlockContext(int k_)
+  GVR_DEVICE explicit BlockContext(int k_)
       : zero(ptx::unknown_zero()),
         shared(reinterpret_cast<Shared*>(storage + zero)),
         k(k_),
@@ -91,9 +91,9 @@ __host__ __device__ inline int staged_bytes(const PrefillParams& p) {
 // row is `guessed`, `last` is a window, in whose bins its elements have been counted.
 // `publish` is called before the last block barrier.
 template <typename T, int kBlockThreads, typename Tile, typename Publish>
-__device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kBlockThreads>& smem,
-                                           const BlockContext<T, kBlockThreads>& ctx, Tile& tile,
-                                           bool guessed, float last, int32_t* stats, Publish publish) {
+GVR_DEVICE void select_row(const PrefillParams& p, RowsShared<kBlockThreads>& smem,
+                           const BlockContext<T, kBlockThreads>& ctx, Tile& tile, bool guessed, float last,
+                           int32_t* stats, Publish publish) {
   small_row::PartitionOf<Tile> partition;
   float* const next = ctx.thread == kBlockThreads - 32 ? &smem.value_window : nullptr;
   uint32_t kth = 0, before = 0;

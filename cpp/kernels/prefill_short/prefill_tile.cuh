@@ -19,7 +19,7 @@ struct PrefillPart {
   int begin;  // first element, from `AlignedWindow::data` on
   int words;
 
-  __device__ __forceinline__ PrefillPart(int length, int warp) {
+  GVR_DEVICE PrefillPart(int length, int warp) {
     const int all = (length + kWordElements - 1) / kWordElements;
     const int first = warp * all / kBlockWarps;
     words = (warp + 1) * all / kBlockWarps - first;
@@ -27,7 +27,7 @@ struct PrefillPart {
   }
 
   // Elements of the window from the first one of this lane's run of a word on; may be negative.
-  __device__ __forceinline__ int left(int length, int word, int lane) const {
+  GVR_DEVICE int left(int length, int word, int lane) const {
     return length - begin - word * kWordElements - lane * kValuesPerThread;
   }
 };
@@ -46,23 +46,22 @@ struct Arrivals {
   uint32_t taken = 0;  // number of windows taken so far
 
   // One thread initializes the mbarriers. A block barrier must follow.
-  __device__ __forceinline__ Arrivals(uint32_t buffers_, uint64_t* barriers_)
+  GVR_DEVICE Arrivals(uint32_t buffers_, uint64_t* barriers_)
       : buffers(buffers_), barriers(ptx::shared_address(barriers_)) {
     if (threadIdx.x != 0) return;
     for (int i = 0; i < kBuffers; ++i) ptx::barrier_init(barriers + i * sizeof(uint64_t), 1);
   }
 
-  __device__ __forceinline__ uint32_t buffer(uint32_t number) const {
+  GVR_DEVICE uint32_t buffer(uint32_t number) const {
     return buffers + (kBuffers == 2 ? number & 1 : 0) * kBytes;
   }
-  __device__ __forceinline__ uint32_t barrier(uint32_t number) const {
+  GVR_DEVICE uint32_t barrier(uint32_t number) const {
     return barriers + (kBuffers == 2 ? number & 1 : 0) * sizeof(uint64_t);
   }
 
   // Starts to fetch window `number`. Since its buffer was last read, every thread has passed a fence before
   // bulk copies and then a block barrier.
-  __device__ __forceinline__ void fetch(const AlignedWindow<T>& window, uint32_t number, int warp,
-                                        int lane) const {
+  GVR_DEVICE void fetch(const AlignedWindow<T>& window, uint32_t number, int warp, int lane) const {
     const int rest = window.length % kPerVec<T>, whole = window.length - rest;
     if (threadIdx.x == 0) {
       ptx::barrier_expect_tx(barrier(number), whole * sizeof(T));
@@ -82,7 +81,7 @@ struct Arrivals {
 
   // Waits for the window that is taken next. One group of copies has been committed for each window so far
   // and, with two buffers, for the window after it as well.
-  __device__ __forceinline__ void wait() const {
+  GVR_DEVICE void wait() const {
     ptx::wait_copies<kBuffers - 1>();
     ptx::barrier_wait(barrier(taken), (kBuffers == 2 ? taken >> 1 : taken) & 1);
   }
@@ -104,13 +103,12 @@ struct PrefillTile : small_row::WordTile {
   static constexpr uint32_t kFewOfRun = 5;
 
   // The vector of its run that a lane loads first.
-  __device__ __forceinline__ static int rotation(int lane) { return lane / (8 / kWordVecs) % kWordVecs; }
+  GVR_DEVICE static int rotation(int lane) { return lane / (8 / kWordVecs) % kWordVecs; }
 
   // Takes the window that has arrived, with -inf where the window has no elements, and calls visit(i) for
   // each of the lane's elements as soon as it is there.
   template <typename Visit>
-  __device__ __forceinline__ void take(const AlignedWindow<T>& window, uint32_t buffer, int warp, int lane,
-                                       Visit visit) {
+  GVR_DEVICE void take(const AlignedWindow<T>& window, uint32_t buffer, int warp, int lane, Visit visit) {
     const Part part(window.length, warp);
     begin = part.begin - window.lead;
     words = part.words;
@@ -143,28 +141,28 @@ struct PrefillTile : small_row::WordTile {
   }
 
   // Makes the keys. Elements before the window get a key below all others.
-  __device__ __forceinline__ void make_keys(int lane) {
+  GVR_DEVICE void make_keys(int lane) {
     for_each_index([&](int i) { bits[i] = order_key(value(i)) >> kInvariantBits<T>; });
     mask_lead(lane, kAbsentKey);
   }
 
-  __device__ __forceinline__ float value(int index) const { return __uint_as_float(bits[index]); }
+  GVR_DEVICE float value(int index) const { return __uint_as_float(bits[index]); }
 
   // The position in the row of the element with this index.
-  __device__ __forceinline__ uint32_t position(int lane, uint32_t index) const {
+  GVR_DEVICE uint32_t position(int lane, uint32_t index) const {
     const uint32_t of_run = (index + rotation(lane) * kPerVec<T>) % kValuesPerThread;
     return begin + index / kValuesPerThread * Part::kWordElements + lane * kValuesPerThread + of_run;
   }
 
   // A word of a set in the order of the run.
-  __device__ __forceinline__ static uint32_t in_order(uint32_t word, int lane) {
+  GVR_DEVICE static uint32_t in_order(uint32_t word, int lane) {
     const int turned = 2 * kPerVec<T> * rotation(lane);
     return __funnelshift_l(word, word, turned);
   }
 
   // Counts, for each word, the elements of a set that the whole warp has up to the end of this lane's run.
   // All lanes take part.
-  __device__ __forceinline__ static void count_upto(const LaneMask<kWords>& set, uint32_t (&upto)[kWords]) {
+  GVR_DEVICE static void count_upto(const LaneMask<kWords>& set, uint32_t (&upto)[kWords]) {
     uint32_t before = 0;
 #pragma unroll
     for (int w = 0; w < kWords; w += 2) {  // Two counts share a register.
@@ -179,8 +177,7 @@ struct PrefillTile : small_row::WordTile {
   // Calls visit(word, bit, rank) for the lane's elements of a set: which element of which word, and how many
   // elements of the whole warp come earlier. All lanes take part.
   template <typename Visit>
-  __device__ __forceinline__ static void for_each_in_order_of(const LaneMask<kWords>& set, int lane,
-                                                              Visit visit) {
+  GVR_DEVICE static void for_each_in_order_of(const LaneMask<kWords>& set, int lane, Visit visit) {
     uint32_t upto[kWords];
     count_upto(set, upto);
 #pragma unroll
@@ -196,8 +193,7 @@ struct PrefillTile : small_row::WordTile {
 
   // Stages the positions of selected elements in ascending order; earlier warps have selected `before`. A
   // block barrier comes next.
-  __device__ __forceinline__ void stage(const LaneMask<kWords>& selected, int lane, uint32_t before,
-                                        uint32_t staged) const {
+  GVR_DEVICE void stage(const LaneMask<kWords>& selected, int lane, uint32_t before, uint32_t staged) const {
     uint32_t upto[kWords], most[kWords];
     count_upto(selected, upto);
 #pragma unroll
@@ -231,7 +227,7 @@ struct PrefillTile : small_row::WordTile {
  private:
   // Puts -inf behind the end of the window, as far as its last word goes, into the buffer where it has
   // arrived. Only one warp has that word.
-  __device__ __forceinline__ void pad(uint32_t run, const Part& part, int length, int lane) {
+  GVR_DEVICE void pad(uint32_t run, const Part& part, int length, int lane) {
     const int left = part.left(length, words - 1, lane);
     if (words == 0 || left >= kValuesPerThread) return;
     run += (words - 1) * Part::kWordElements * sizeof(T);
@@ -241,7 +237,7 @@ struct PrefillTile : small_row::WordTile {
     }
   }
 
-  __device__ __forceinline__ void mask_lead(int lane, uint32_t masked) {
+  GVR_DEVICE void mask_lead(int lane, uint32_t masked) {
     if (begin >= 0 || lane != 0) return;
 #pragma unroll
     for (int e = 0; e < kPerVec<T> - 1; ++e) {

@@ -48,10 +48,10 @@ struct alignas(128) SliceShared {
 extern __shared__ __align__(128) unsigned char storage[];
 
 // Functions that are not inlined get the memory from here, so that the compiler knows its address.
-__device__ __forceinline__ SliceShared& shared_memory() { return *reinterpret_cast<SliceShared*>(storage); }
+GVR_DEVICE SliceShared& shared_memory() { return *reinterpret_cast<SliceShared*>(storage); }
 
 // The store of this warp's listed elements.
-__device__ __forceinline__ SliceStore store_of_warp(SliceShared& smem, int list_chunks, int warp) {
+GVR_DEVICE SliceStore store_of_warp(SliceShared& smem, int list_chunks, int warp) {
   return SliceStore(reinterpret_cast<BufferedValue*>(&smem + 1), smem.chunks[warp], list_chunks, warp);
 }
 

@@ -33,11 +33,11 @@ struct SliceLoad {
   uint64_t head;
 
   // `row` is negative after the last row.
-  __device__ __forceinline__ SliceLoad(const SliceParams& p, int32_t row) : window(p.prefill, row), head(0) {
+  GVR_DEVICE SliceLoad(const SliceParams& p, int32_t row) : window(p.prefill, row), head(0) {
     if (row >= 0) head = p.carry[row * (int64_t{p.prefill.k} + 1)];
   }
 
-  __device__ __forceinline__ Slice slice(const SliceParams& p) const {
+  GVR_DEVICE Slice slice(const SliceParams& p) const {
     WindowLoad moved = window;
     if (moved.row >= 0) {
       moved.start = max(window.start, 0) - p.column;
@@ -57,13 +57,12 @@ struct SliceLoad {
 };
 
 // Whether the slice is streamed: nothing lies above a NaN.
-__device__ __forceinline__ bool is_streamed(const SliceParams& p, const Slice& slice) {
+GVR_DEVICE bool is_streamed(const SliceParams& p, const Slice& slice) {
   return p.prefill.lists && slice.window.row >= 0 && slice.window.n > 0 && slice.kth_key != kMaxKey;
 }
 
 template <typename T>
-__device__ __forceinline__ SliceStream<T> stream_of(const SliceParams& p, SliceShared& smem,
-                                                    const Slice& slice) {
+GVR_DEVICE SliceStream<T> stream_of(const SliceParams& p, SliceShared& smem, const Slice& slice) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const T* row = static_cast<const T*>(p.prefill.logits) + slice.window.row * p.prefill.logits_stride;
   return SliceStream<T>(RowView<T>{row + slice.window.start, slice.window.n, false}, smem.ring, warp, lane);
@@ -71,8 +70,8 @@ __device__ __forceinline__ SliceStream<T> stream_of(const SliceParams& p, SliceS
 
 // Lists the elements above a key. A block barrier separates this from the use of the counts.
 template <typename T>
-__device__ __forceinline__ void list_above(SliceShared& smem, const SliceStream<T>& stream, int shift,
-                                           uint32_t key, SliceStore& store, int warp, int lane) {
+GVR_DEVICE void list_above(SliceShared& smem, const SliceStream<T>& stream, int shift, uint32_t key,
+                           SliceStore& store, int warp, int lane) {
   // The key just below that of zero belongs to -0.0, which as a value equals zero (KeyInterval::high).
   const float bound = key_to_float(key == kZeroKey - 1 ? key - 1 : key);
   const int first = shift + stream.begin - stream.lead + kValuesPerThread * lane;
@@ -89,7 +88,7 @@ __device__ __forceinline__ void list_above(SliceShared& smem, const SliceStream<
 }
 
 // Forgets all listed elements. Block barriers separate this from the uses before and after.
-__device__ __forceinline__ void reset_list(const SliceParams& p, SliceShared& smem) {
+GVR_DEVICE void reset_list(const SliceParams& p, SliceShared& smem) {
   if (threadIdx.x != 0) return;
   smem.is_full = 0;
   smem.chunks_used = kBlockWarps * SliceStore::initial_chunks(p.list_chunks);
@@ -142,8 +141,8 @@ struct Progress {
 
 // Merges a row's slice into its carry, and starts to stream the next row.
 template <typename T>
-__device__ __forceinline__ void merge_slice(const SliceParams& p, SliceShared& smem, int turn,
-                                            const Slice& next, Progress& progress) {
+GVR_DEVICE void merge_slice(const SliceParams& p, SliceShared& smem, int turn, const Slice& next,
+                            Progress& progress) {
   const Slice& slice = smem.slices[turn];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, k = p.prefill.k;
   if (!is_streamed(p, slice)) {

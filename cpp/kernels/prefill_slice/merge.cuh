@@ -15,7 +15,7 @@ struct KthKey {
   uint32_t key, quota;
 
   // Selects everything.
-  __device__ __forceinline__ static KthKey none() { return KthKey{kAbsentKey, 0}; }
+  GVR_DEVICE static KthKey none() { return KthKey{kAbsentKey, 0}; }
 };
 
 // A row of the carry: a word that says how it begins, and pairs of a key and a position. Any content is safe:
@@ -26,17 +26,17 @@ struct CarryRow {
   uint64_t* word;
   int count;
 
-  __device__ __forceinline__ CarryRow(const SliceParams& p, const Slice& slice)
+  GVR_DEVICE CarryRow(const SliceParams& p, const Slice& slice)
       : word(p.carry + slice.window.row * (int64_t{p.prefill.k} + 1)), count(slice.carried) {}
 
-  __device__ __forceinline__ static uint32_t key(uint64_t pair) { return static_cast<uint32_t>(pair >> 32); }
-  __device__ __forceinline__ static int position(uint64_t pair) { return static_cast<int>(pair); }
+  GVR_DEVICE static uint32_t key(uint64_t pair) { return static_cast<uint32_t>(pair >> 32); }
+  GVR_DEVICE static int position(uint64_t pair) { return static_cast<int>(pair); }
 
-  __device__ __forceinline__ uint64_t pair(int i) const { return i < count ? word[1 + i] : 0; }
+  GVR_DEVICE uint64_t pair(int i) const { return i < count ? word[1 + i] : 0; }
 
   // Calls visit(key) for this thread's share of the pairs.
   template <typename Visit>
-  __device__ __forceinline__ void for_each_key(Visit visit) const {
+  GVR_DEVICE void for_each_key(Visit visit) const {
 #pragma unroll 1
     for (int first = threadIdx.x; first < count; first += kAtOnce * kBlockThreads) {
       uint64_t some[kAtOnce];
@@ -80,8 +80,7 @@ static __device__ __noinline__ void finish(const SliceParams& p, int turn, int c
 // Finds the k-th key of the carry and the slice. `for_each_of_slice(visit)` calls visit(key) for this
 // thread's share of the slice's elements. Together there are at least k.
 template <typename T, typename ForEach>
-__device__ __forceinline__ KthKey find_kth(SliceShared& smem, const CarryRow& carry, int k,
-                                           ForEach for_each_of_slice) {
+GVR_DEVICE KthKey find_kth(SliceShared& smem, const CarryRow& carry, int k, ForEach for_each_of_slice) {
   KeyRange range{0, kMaxKey >> kInvariantBits<T>};
   const uint32_t rank = static_cast<uint32_t>(k);
   uint32_t quota = 0;
@@ -149,9 +148,8 @@ static __device__ __noinline__ EarlierItems put_carried(const SliceParams& p, in
 }
 
 // Puts the selected ones of the listed elements, behind those of the carry.
-__device__ __forceinline__ void put_listed(const SliceParams& p, int turn, SliceShared& smem,
-                                           const SliceStore& store, const KthKey& kth, EarlierItems before,
-                                           int warp, int lane) {
+GVR_DEVICE void put_listed(const SliceParams& p, int turn, SliceShared& smem, const SliceStore& store,
+                           const KthKey& kth, EarlierItems before, int warp, int lane) {
   uint32_t above = 0, ties = 0;
   store.for_each(lane, 0, BufferedValue{-1, 0.0f}, [&](const BufferedValue& x) {
     if (x.position < 0) return;

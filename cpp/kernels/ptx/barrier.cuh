@@ -5,12 +5,11 @@
 
 #include <cstdint>
 
-#include "ptx/stress_hooks.cuh"
-#include "ptx/warp.cuh"
+#include "ptx/macros.cuh"
 
 namespace gvr_topk::ptx {
 
-__device__ __forceinline__ uint32_t cluster_rank() {
+GVR_DEVICE uint32_t cluster_rank() {
   uint32_t r;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
   return r;
@@ -19,7 +18,7 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 // Arrive and wait are separate so that work can stand between them. Both need converged warps. Behind a loop
 // or a branch that keeps lanes apart, `reconverge` is called first, because ptxas may drop a plain
 // __syncwarp.
-__device__ __forceinline__ void cluster_arrive() {
+GVR_DEVICE void cluster_arrive() {
   GVR_CHAOS_POINT();
   __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -27,13 +26,13 @@ __device__ __forceinline__ void cluster_arrive() {
 }
 
 // Arrives without publishing anything, and so waits for no store or load. Warps need not be converged.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
+GVR_DEVICE void cluster_arrive_relaxed() {
   GVR_CHAOS_POINT();
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
   GVR_CHAOS_POINT();
 }
 
-__device__ __forceinline__ void cluster_wait() {
+GVR_DEVICE void cluster_wait() {
   GVR_CHAOS_POINT();
   __syncwarp();
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -42,7 +41,7 @@ __device__ __forceinline__ void cluster_wait() {
 }
 
 // Returns the address, in the cluster's shared window, of CTA `rank`'s copy of a local shared address.
-__device__ __forceinline__ uint32_t map_to_rank(uint32_t shared, uint32_t rank) {
+GVR_DEVICE uint32_t map_to_rank(uint32_t shared, uint32_t rank) {
   uint32_t r;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared), "r"(rank));
   return r;
@@ -50,13 +49,13 @@ __device__ __forceinline__ uint32_t map_to_rank(uint32_t shared, uint32_t rank) 
 
 // Stores in the shared memory of CTA `rank`, where this CTA has `shared`. It is there behind the next cluster
 // barrier.
-__device__ __forceinline__ void store_to_rank(uint32_t shared, uint32_t rank, uint32_t value) {
+GVR_DEVICE void store_to_rank(uint32_t shared, uint32_t rank, uint32_t value) {
   GVR_CHAOS_POINT();
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(map_to_rank(shared, rank)), "r"(value) : "memory");
 }
 
 // Loads 8 bytes of the shared memory of CTA `rank`, which may not exit before the load is through.
-__device__ __forceinline__ uint64_t load_from_rank(uint32_t shared, uint32_t rank) {
+GVR_DEVICE uint64_t load_from_rank(uint32_t shared, uint32_t rank) {
   GVR_CHAOS_POINT();
   uint64_t value;
   asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(value) : "r"(map_to_rank(shared, rank)) : "memory");
@@ -65,7 +64,7 @@ __device__ __forceinline__ uint64_t load_from_rank(uint32_t shared, uint32_t ran
 
 // Initializes a transaction barrier in shared memory, which counts arrivals and expected bytes. Stores that
 // complete at it need no fence: a thread that has waited for the barrier sees them.
-__device__ __forceinline__ void barrier_init(uint32_t address, uint32_t arrivals) {
+GVR_DEVICE void barrier_init(uint32_t address, uint32_t arrivals) {
   GVR_CHAOS_POINT();
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -73,7 +72,7 @@ __device__ __forceinline__ void barrier_init(uint32_t address, uint32_t arrivals
 
 // Arrives at the transaction barrier of any CTA of the cluster, and makes it expect `bytes` more bytes. The
 // condition belongs to the instruction.
-__device__ __forceinline__ void barrier_expect_tx_if(bool condition, uint32_t barrier, uint32_t bytes) {
+GVR_DEVICE void barrier_expect_tx_if(bool condition, uint32_t barrier, uint32_t bytes) {
   GVR_CHAOS_POINT();
   asm volatile(GVR_PREDICATED("ne.u32", "%0, 0",
                               "mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%1], %2")::
@@ -82,27 +81,26 @@ __device__ __forceinline__ void barrier_expect_tx_if(bool condition, uint32_t ba
                : "memory");
 }
 
-__device__ __forceinline__ void barrier_expect_tx(uint32_t barrier, uint32_t bytes) {
+GVR_DEVICE void barrier_expect_tx(uint32_t barrier, uint32_t bytes) {
   barrier_expect_tx_if(true, barrier, bytes);
 }
 
 // Stores to any CTA's shared memory, and completes the bytes at that CTA's transaction barrier.
-__device__ __forceinline__ void store_async(uint32_t address, uint32_t value, uint32_t barrier) {
+GVR_DEVICE void store_async(uint32_t address, uint32_t value, uint32_t barrier) {
   GVR_CHAOS_POINT();
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address),
                "r"(value), "r"(barrier)
                : "memory");
 }
 
-__device__ __forceinline__ void store_async(uint32_t address, uint64_t value, uint32_t barrier) {
+GVR_DEVICE void store_async(uint32_t address, uint64_t value, uint32_t barrier) {
   GVR_CHAOS_POINT();
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u64 [%0], %1, [%2];" ::"r"(address),
                "l"(value), "r"(barrier)
                : "memory");
 }
 
-__device__ __forceinline__ void store_async(uint32_t address, uint64_t first, uint64_t second,
-                                            uint32_t barrier) {
+GVR_DEVICE void store_async(uint32_t address, uint64_t first, uint64_t second, uint32_t barrier) {
   GVR_CHAOS_POINT();
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u64 [%0], {%1, %2}, [%3];" ::"r"(address),
@@ -111,8 +109,7 @@ __device__ __forceinline__ void store_async(uint32_t address, uint64_t first, ui
 }
 
 // ptxas branches around this store instead of predicating it.
-__device__ __forceinline__ void store_async_if(bool condition, uint32_t address, const uint4& value,
-                                               uint32_t barrier) {
+GVR_DEVICE void store_async_if(bool condition, uint32_t address, const uint4& value, uint32_t barrier) {
   GVR_CHAOS_POINT();
   asm volatile(
       GVR_PREDICATED(
@@ -125,15 +122,14 @@ __device__ __forceinline__ void store_async_if(bool condition, uint32_t address,
 
 // Orders this thread's accesses to shared memory before bulk copies that a thread starts behind the next
 // barrier. A barrier alone does not order bulk copies.
-__device__ __forceinline__ void fence_before_bulk_copies() {
+GVR_DEVICE void fence_before_bulk_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   GVR_CHAOS_POINT();
 }
 
 // Copies whole 16-byte vectors, `bytes` in all, from global to shared memory, and completes these bytes at a
 // transaction barrier that expects them.
-__device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, uint32_t bytes,
-                                          uint32_t barrier) {
+GVR_DEVICE void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   GVR_CHAOS_POINT();
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
@@ -142,7 +138,7 @@ __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, u
 }
 
 // Waits until the barrier's phase of this parity is complete.
-__device__ __forceinline__ void barrier_wait(uint32_t address, uint32_t parity) {
+GVR_DEVICE void barrier_wait(uint32_t address, uint32_t parity) {
   GVR_CHAOS_POINT();
   uint32_t done;
   do {
@@ -159,21 +155,21 @@ __device__ __forceinline__ void barrier_wait(uint32_t address, uint32_t parity) 
 
 // Waits until the previous kernel has ended and its writes are visible. Returns at once unless the launch
 // carries the programmatic-serialization attribute.
-__device__ __forceinline__ void grid_dependency_wait() {
+GVR_DEVICE void grid_dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
   GVR_CHAOS_POINT();
 }
 
 // Lets the next kernel start early. That kernel waits for the end of this one before it touches memory that
 // this one writes.
-__device__ __forceinline__ void grid_launch_dependents() {
+GVR_DEVICE void grid_launch_dependents() {
   GVR_CHAOS_POINT();
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 // Waits for the end of the previous kernel and lets the next one start early, so that the launch of the next
 // one is hidden behind this kernel.
-__device__ __forceinline__ void grid_take_over() {
+GVR_DEVICE void grid_take_over() {
   grid_dependency_wait();
   grid_launch_dependents();
 }

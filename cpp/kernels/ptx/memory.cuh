@@ -3,18 +3,17 @@
 
 #include <cstdint>
 
-#include "ptx/stress_hooks.cuh"
-#include "ptx/warp.cuh"
+#include "ptx/macros.cuh"
 
 namespace gvr_topk::ptx {
 
 // Returns the 32-bit address of a pointer to shared memory.
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
+GVR_DEVICE uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
 // Loads 16 bytes without allocating in L1, for scores, which are read once.
-__device__ __forceinline__ uint4 load_streaming(const void* p) {
+GVR_DEVICE uint4 load_streaming(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -24,7 +23,7 @@ __device__ __forceinline__ uint4 load_streaming(const void* p) {
 
 // As `load_streaming`, from `p` + kOffset bytes, if index < end. Otherwise `v` is undefined.
 template <int kOffset>
-__device__ __forceinline__ void load_streaming_before(int index, int end, uint4& v, const void* p) {
+GVR_DEVICE void load_streaming_before(int index, int end, uint4& v, const void* p) {
   asm volatile(
       GVR_PREDICATED("lt.s32", "%4, %5", "ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%6 + %7]")
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -34,7 +33,7 @@ __device__ __forceinline__ void load_streaming_before(int index, int end, uint4&
 // As `load_streaming_before`, but the line stays in L1, for data that is read half a sector at a time or
 // again.
 template <int kOffset>
-__device__ __forceinline__ void load_before(int index, int end, uint4& v, const void* p) {
+GVR_DEVICE void load_before(int index, int end, uint4& v, const void* p) {
   asm volatile(GVR_PREDICATED("lt.s32", "%4, %5", "ld.global.v4.u32 {%0, %1, %2, %3}, [%6 + %7]")
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "r"(index), "r"(end), "l"(p), "n"(kOffset));
@@ -42,28 +41,28 @@ __device__ __forceinline__ void load_before(int index, int end, uint4& v, const 
 
 // Loads 4, 8 or 16 bytes under a predicate. A branch would make the compiler move the loads, and so wait for
 // them. The destination keeps its value if the condition is false.
-__device__ __forceinline__ void load_if(bool condition, uint32_t (&word)[2], const void* p) {
+GVR_DEVICE void load_if(bool condition, uint32_t (&word)[2], const void* p) {
   asm volatile(GVR_PREDICATED("ne.u32", "%2, 0", "ld.global.v2.u32 {%0, %1}, [%3]")
                : "+r"(word[0]), "+r"(word[1])
                : "r"(static_cast<uint32_t>(condition)), "l"(p)
                : "memory");
 }
 
-__device__ __forceinline__ void load_if(bool condition, float4& value, const void* p) {
+GVR_DEVICE void load_if(bool condition, float4& value, const void* p) {
   asm volatile(GVR_PREDICATED("ne.u32", "%4, 0", "ld.global.v4.f32 {%0, %1, %2, %3}, [%5]")
                : "+f"(value.x), "+f"(value.y), "+f"(value.z), "+f"(value.w)
                : "r"(static_cast<uint32_t>(condition)), "l"(p)
                : "memory");
 }
 
-__device__ __forceinline__ void load_if(bool condition, int& value, const int32_t* p) {
+GVR_DEVICE void load_if(bool condition, int& value, const int32_t* p) {
   asm volatile(GVR_PREDICATED("ne.u32", "%1, 0", "ld.global.s32 %0, [%2]")
                : "+r"(value)
                : "r"(static_cast<uint32_t>(condition)), "l"(p)
                : "memory");
 }
 
-__device__ __forceinline__ void load_if(bool condition, uint32_t (&word)[4], const void* p) {
+GVR_DEVICE void load_if(bool condition, uint32_t (&word)[4], const void* p) {
   asm volatile(GVR_PREDICATED("ne.u32", "%4, 0", "ld.global.v4.u32 {%0, %1, %2, %3}, [%5]")
                : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
                : "r"(static_cast<uint32_t>(condition)), "l"(p)
@@ -72,14 +71,14 @@ __device__ __forceinline__ void load_if(bool condition, uint32_t (&word)[4], con
 
 // Copies 16 bytes from global to shared memory without a register. The bytes have arrived after the matching
 // wait.
-__device__ __forceinline__ void copy_async(uint32_t shared, const void* global) {
+GVR_DEVICE void copy_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
 // As `copy_async`, kOffset bytes further on at both ends, if index < end. From C++ code the compiler would
 // compute condition and address again for each copy.
 template <int kOffset>
-__device__ __forceinline__ void copy_async_before(int index, int end, uint32_t shared, const void* global) {
+GVR_DEVICE void copy_async_before(int index, int end, uint32_t shared, const void* global) {
   asm volatile(
       GVR_PREDICATED("lt.s32", "%0, %1", "cp.async.cg.shared.global [%2 + %4], [%3 + %4], 16")::"r"(index),
       "r"(end), "r"(shared), "l"(global), "n"(kOffset)
@@ -87,37 +86,36 @@ __device__ __forceinline__ void copy_async_before(int index, int end, uint32_t s
 }
 
 // As `copy_async`, but copies 8 bytes, through L1.
-__device__ __forceinline__ void copy_half_async(uint32_t shared, const void* global) {
+GVR_DEVICE void copy_half_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global) : "memory");
 }
 
 // Returns the L2 policy for data that is read once: it is evicted before anything else.
-__device__ __forceinline__ uint64_t evict_first_policy() {
+GVR_DEVICE uint64_t evict_first_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-__device__ __forceinline__ void copy_async(uint32_t shared, const void* global, uint64_t policy) {
+GVR_DEVICE void copy_async(uint32_t shared, const void* global, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "l"(policy)
                : "memory");
 }
 
 // Copies only the first `bytes` of the 16, and reads no more; zeros follow them.
-__device__ __forceinline__ void copy_async(uint32_t shared, const void* global, uint64_t policy,
-                                           uint32_t bytes) {
+GVR_DEVICE void copy_async(uint32_t shared, const void* global, uint64_t policy, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global),
                "r"(bytes), "l"(policy)
                : "memory");
 }
 
 // Prefetches `bytes` bytes, a multiple of 16, into L2.
-__device__ __forceinline__ void prefetch_to_l2(const void* global, uint32_t bytes) {
+GVR_DEVICE void prefetch_to_l2(const void* global, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ uint4 load_shared(uint32_t shared) {
+GVR_DEVICE uint4 load_shared(uint32_t shared) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -126,7 +124,7 @@ __device__ __forceinline__ uint4 load_shared(uint32_t shared) {
   return v;
 }
 
-__device__ __forceinline__ void store_shared(uint32_t shared, const uint4& v) {
+GVR_DEVICE void store_shared(uint32_t shared, const uint4& v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(v.x), "r"(v.y), "r"(v.z),
                "r"(v.w)
                : "memory");
@@ -134,7 +132,7 @@ __device__ __forceinline__ void store_shared(uint32_t shared, const uint4& v) {
 
 // Loads one element of 2 or 4 bytes.
 template <typename T>
-__device__ __forceinline__ T load_shared_element(uint32_t shared) {
+GVR_DEVICE T load_shared_element(uint32_t shared) {
   if constexpr (sizeof(T) == 4) {
     uint32_t v;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared) : "memory");
@@ -147,7 +145,7 @@ __device__ __forceinline__ T load_shared_element(uint32_t shared) {
 }
 
 template <typename T>
-__device__ __forceinline__ void store_shared(uint32_t shared, T value) {
+GVR_DEVICE void store_shared(uint32_t shared, T value) {
   if constexpr (sizeof(T) == 4) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(*reinterpret_cast<const uint32_t*>(&value))
                  : "memory");
@@ -157,39 +155,39 @@ __device__ __forceinline__ void store_shared(uint32_t shared, T value) {
   }
 }
 
-__device__ __forceinline__ void commit_copies() {
+GVR_DEVICE void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
   GVR_CHAOS_POINT();
 }
 
 // Waits until at most `kPending` of this thread's latest groups are still under way.
 template <int kPending>
-__device__ __forceinline__ void wait_copies() {
+GVR_DEVICE void wait_copies() {
   GVR_CHAOS_POINT();
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
   GVR_CHAOS_POINT();
 }
 
 // Stores in assembly, so that the compiler assumes nothing about the pointer.
-__device__ __forceinline__ void store_global(int32_t* p, int32_t value) {
+GVR_DEVICE void store_global(int32_t* p, int32_t value) {
   asm volatile("st.global.s32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
 }
 
 // Adds to shared memory for the calling lane alone. If the compiler knew that all lanes have one address, it
 // would add up over the active lanes first. So `zero` is `unknown_zero()`, which hides that.
-__device__ __forceinline__ void add_shared(uint32_t& at, uint32_t value, uint32_t zero) {
+GVR_DEVICE void add_shared(uint32_t& at, uint32_t value, uint32_t zero) {
   const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(&at)) + zero;
   asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
 // Adds one at a shared address.
-__device__ __forceinline__ void increment_shared(uint32_t address) {
+GVR_DEVICE void increment_shared(uint32_t address) {
   asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
 }
 
 // Stores a word in shared memory if `condition`. C++ code may branch, and lanes would come apart.
 template <typename T>
-__device__ __forceinline__ void store_shared_if(bool condition, T& at, T value) {
+GVR_DEVICE void store_shared_if(bool condition, T& at, T value) {
   static_assert(sizeof(T) == 4);
   asm volatile(GVR_PREDICATED("ne.u32", "%1, 0", "st.shared.u32 [%0], %2")::"r"(shared_address(&at)),
                "r"(static_cast<uint32_t>(condition)), "r"(value)
@@ -198,7 +196,7 @@ __device__ __forceinline__ void store_shared_if(bool condition, T& at, T value) 
 
 // If `condition` is not zero, stores a value at the shared address `slot` and moves `slot` past it. C++ code
 // would branch.
-__device__ __forceinline__ void append_if(uint32_t condition, uint32_t& slot, uint16_t value) {
+GVR_DEVICE void append_if(uint32_t condition, uint32_t& slot, uint16_t value) {
   asm volatile(GVR_PREDICATED("ne.u32", "%1, 0", "st.shared.u16 [%0], %2;\n @p add.u32 %0, %0, 2")
                : "+r"(slot)
                : "r"(condition), "h"(value)
@@ -206,7 +204,7 @@ __device__ __forceinline__ void append_if(uint32_t condition, uint32_t& slot, ui
 }
 
 // If `condition` is not zero, moves `slot` down by one value and stores the value there.
-__device__ __forceinline__ void prepend_if(uint32_t condition, uint32_t& slot, uint16_t value) {
+GVR_DEVICE void prepend_if(uint32_t condition, uint32_t& slot, uint16_t value) {
   asm volatile(GVR_PREDICATED("ne.u32", "%1, 0", "st.shared.u16 [%0 + -2], %2;\n @p add.u32 %0, %0, -2")
                : "+r"(slot)
                : "r"(condition), "h"(value)

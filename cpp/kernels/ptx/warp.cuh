@@ -9,24 +9,22 @@
 
 #include <cstdint>
 
-// An instruction under the predicate that a comparison of two operands sets.
-#define GVR_PREDICATED(comparison, operands, instruction) \
-  "{\n .reg .pred p;\n setp." comparison " p, " operands ";\n @p " instruction ";\n}"
+#include "ptx/macros.cuh"
 
 namespace gvr_topk::ptx {
 
 // Hides the origin of a value, so that the compiler does not compute or load it again each time it is used.
-__device__ __forceinline__ void keep(int& value) { asm("" : "+r"(value)); }
-__device__ __forceinline__ void keep(uint32_t& value) { asm("" : "+r"(value)); }
-__device__ __forceinline__ void keep(float& value) { asm("" : "+f"(value)); }
+GVR_DEVICE void keep(int& value) { asm("" : "+r"(value)); }
+GVR_DEVICE void keep(uint32_t& value) { asm("" : "+r"(value)); }
+GVR_DEVICE void keep(float& value) { asm("" : "+f"(value)); }
 template <typename T>
-__device__ __forceinline__ void keep(T*& pointer) {
+GVR_DEVICE void keep(T*& pointer) {
   asm("" : "+l"(pointer));
 }
 
 // Returns the same shared-memory address through a register; the compiler would otherwise compute it again
 // behind every barrier.
-__device__ __forceinline__ unsigned char* opaque_shared(unsigned char* p) {
+GVR_DEVICE unsigned char* opaque_shared(unsigned char* p) {
   uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(p));
   keep(address);
   return static_cast<unsigned char*>(__cvta_shared_to_generic(address));
@@ -34,7 +32,7 @@ __device__ __forceinline__ unsigned char* opaque_shared(unsigned char* p) {
 
 // Returns zero: blocks have one dimension. The compiler knows neither that, nor that the value is the same in
 // all lanes.
-__device__ __forceinline__ uint32_t unknown_zero() {
+GVR_DEVICE uint32_t unknown_zero() {
   uint32_t zero;
   asm volatile("mov.u32 %0, %%tid.z;" : "=r"(zero));
   return zero;
@@ -44,32 +42,32 @@ __device__ __forceinline__ uint32_t unknown_zero() {
 // warp computes in common. The compiler takes lanes for converged there and leaves a plain __syncwarp() out,
 // but its BSYNC has been seen not to bring them together (docs/algorithm.md, "Lanes of a warp"). Behind a
 // condition that it does not know, on `unknown_zero`, the barrier stays, and what follows is guarded as well.
-__device__ __forceinline__ void reconverge(uint32_t zero) {
+GVR_DEVICE void reconverge(uint32_t zero) {
   if (zero == 0) __syncwarp();
 }
 
 // Returns 1 / sqrt(x); x must not be denormal.
-__device__ __forceinline__ float reciprocal_root(float x) {
+GVR_DEVICE float reciprocal_root(float x) {
   float y;
   asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
 // Returns 1 / x; x must not be denormal.
-__device__ __forceinline__ float reciprocal(float x) {
+GVR_DEVICE float reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-__device__ __forceinline__ float log2(float x) {
+GVR_DEVICE float log2(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
 // Returns x to the power of `exponent`; x must be positive.
-__device__ __forceinline__ float power(float x, float exponent) {
+GVR_DEVICE float power(float x, float exponent) {
   float y;
   asm("{\n .reg .f32 log;\n lg2.approx.ftz.f32 log, %1;\n mul.f32 log, log, %2;\n ex2.approx.ftz.f32 %0, "
       "log;\n}"
@@ -79,14 +77,14 @@ __device__ __forceinline__ float power(float x, float exponent) {
 }
 
 // Returns a mask of `count` bits from bit `first` on; positions past bit 31 are dropped.
-__device__ __forceinline__ uint32_t bit_range(int first, int count) {
+GVR_DEVICE uint32_t bit_range(int first, int count) {
   uint32_t bits;
   asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(bits) : "r"(first), "r"(count));
   return bits;
 }
 
 // Returns the sum of `value` over this lane and the lower ones.
-__device__ __forceinline__ uint32_t inclusive_scan(uint32_t value) {
+GVR_DEVICE uint32_t inclusive_scan(uint32_t value) {
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
     asm volatile(
@@ -101,7 +99,7 @@ __device__ __forceinline__ uint32_t inclusive_scan(uint32_t value) {
 
 // Turns each of several values into its sum over this lane and the higher ones.
 template <int kValues>
-__device__ __forceinline__ void suffix_sums(uint32_t (&value)[kValues]) {
+GVR_DEVICE void suffix_sums(uint32_t (&value)[kValues]) {
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
 #pragma unroll
@@ -116,7 +114,7 @@ __device__ __forceinline__ void suffix_sums(uint32_t (&value)[kValues]) {
   }
 }
 
-__device__ __forceinline__ uint32_t suffix_sum(uint32_t value) {
+GVR_DEVICE uint32_t suffix_sum(uint32_t value) {
   uint32_t one[1] = {value};
   suffix_sums(one);
   return one[0];
@@ -125,64 +123,62 @@ __device__ __forceinline__ uint32_t suffix_sum(uint32_t value) {
 // 2^23: a sum of this number and small integers holds the integers in its lowest bits.
 constexpr float kIntegerBase = 8388608.0f;
 
-__device__ __forceinline__ uint32_t integer_of_sum(float sum) {
-  return __float_as_uint(sum) - __float_as_uint(kIntegerBase);
-}
+GVR_DEVICE uint32_t integer_of_sum(float sum) { return __float_as_uint(sum) - __float_as_uint(kIntegerBase); }
 
 // Adds 1 to `count` if a > b.
-__device__ __forceinline__ void count_if_greater(float& count, uint32_t a, uint32_t b) {
+GVR_DEVICE void count_if_greater(float& count, uint32_t a, uint32_t b) {
   asm(GVR_PREDICATED("gt.u32", "%1, %2", "add.f32 %0, %0, 0f3F800000") : "+f"(count) : "r"(a), "r"(b));
 }
 
-__device__ __forceinline__ void count_if_greater(float& count, uint64_t a, uint64_t b) {
+GVR_DEVICE void count_if_greater(float& count, uint64_t a, uint64_t b) {
   asm(GVR_PREDICATED("gt.u64", "%1, %2", "add.f32 %0, %0, 0f3F800000") : "+f"(count) : "l"(a), "l"(b));
 }
 
 // Adds `bit`, a power of two, to `sum` unless x < bound; for NaN it is added. The comparison gives 1.0 or
 // 0.0, because predicates are few and each predicated addition would wait for its comparison.
-__device__ __forceinline__ void set_bit_unless_less(float& sum, float x, float bound, float bit) {
+GVR_DEVICE void set_bit_unless_less(float& sum, float x, float bound, float bit) {
   float is_set;
   asm("set.geu.f32.f32 %0, %1, %2;" : "=f"(is_set) : "f"(x), "f"(bound));
   sum = fmaf(is_set, bit, sum);
 }
 
 // Adds `bit` unless x <= bound; for NaN it is added.
-__device__ __forceinline__ void set_bit_unless_at_most(float& sum, float x, float bound, float bit) {
+GVR_DEVICE void set_bit_unless_at_most(float& sum, float x, float bound, float bit) {
   float is_set;
   asm("set.gtu.f32.f32 %0, %1, %2;" : "=f"(is_set) : "f"(x), "f"(bound));
   sum = fmaf(is_set, bit, sum);
 }
 
-__device__ __forceinline__ void set_bit_if_equal(float& sum, float x, float bound, float bit) {
+GVR_DEVICE void set_bit_if_equal(float& sum, float x, float bound, float bit) {
   float is_set;
   asm("set.eq.f32.f32 %0, %1, %2;" : "=f"(is_set) : "f"(x), "f"(bound));
   sum = fmaf(is_set, bit, sum);
 }
 
 // Adds `bit` if x > bound, as unsigned integers.
-__device__ __forceinline__ void set_bit_if_greater(float& sum, uint32_t x, uint32_t bound, float bit) {
+GVR_DEVICE void set_bit_if_greater(float& sum, uint32_t x, uint32_t bound, float bit) {
   asm(GVR_PREDICATED("gt.u32", "%1, %2", "add.f32 %0, %0, %3") : "+f"(sum) : "r"(x), "r"(bound), "f"(bit));
 }
 
-__device__ __forceinline__ void set_bit_if_at_most(float& sum, uint32_t x, uint32_t bound, float bit) {
+GVR_DEVICE void set_bit_if_at_most(float& sum, uint32_t x, uint32_t bound, float bit) {
   asm(GVR_PREDICATED("le.u32", "%1, %2", "add.f32 %0, %0, %3") : "+f"(sum) : "r"(x), "r"(bound), "f"(bit));
 }
 
 // Returns the greater of two floats, or NaN if either is NaN.
-__device__ __forceinline__ float max_or_nan(float a, float b) {
+GVR_DEVICE float max_or_nan(float a, float b) {
   float max;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(max) : "f"(a), "f"(b));
   return max;
 }
 
 // Return the greater number in each half of two bf16 or fp16 pairs, or NaN if either is NaN.
-__device__ __forceinline__ uint32_t max_or_nan_bf16x2(uint32_t a, uint32_t b) {
+GVR_DEVICE uint32_t max_or_nan_bf16x2(uint32_t a, uint32_t b) {
   uint32_t max;
   asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(max) : "r"(a), "r"(b));
   return max;
 }
 
-__device__ __forceinline__ uint32_t max_or_nan_f16x2(uint32_t a, uint32_t b) {
+GVR_DEVICE uint32_t max_or_nan_f16x2(uint32_t a, uint32_t b) {
   uint32_t max;
   asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(max) : "r"(a), "r"(b));
   return max;
@@ -192,9 +188,7 @@ __device__ __forceinline__ uint32_t max_or_nan_f16x2(uint32_t a, uint32_t b) {
 struct BitAccumulator {
   float sums[2] = {kIntegerBase, kIntegerBase};
 
-  __device__ __forceinline__ uint32_t bits() const {
-    return integer_of_sum(sums[0]) | integer_of_sum(sums[1]);
-  }
+  GVR_DEVICE uint32_t bits() const { return integer_of_sum(sums[0]) | integer_of_sum(sums[1]); }
 };
 
 }  // namespace gvr_topk::ptx

@@ -28,7 +28,7 @@ struct ClusterTile {
   float value[kValues];  // -inf behind the row's end
 
   // The staging area lies behind the list. It holds as many bytes of the row as the CTA does.
-  __device__ __forceinline__ ClusterTile(const RowContext<T>& ctx, const LaunchTraits& traits)
+  GVR_DEVICE ClusterTile(const RowContext<T>& ctx, const LaunchTraits& traits)
       : staging(ptx::shared_address(static_cast<uint4*>(ctx.list.end(traits.list_capacity())) +
                                     ctx.warp * 32 * kVecs)) {
     ptx::keep(staging);
@@ -36,7 +36,7 @@ struct ClusterTile {
 
   // Stages in a second area from now on, so that copies under way need not be waited for. The area has room
   // for a row of at most half the buffer's width.
-  __device__ __forceinline__ void stage_in_second_area(const RowContext<T>& ctx, const LaunchTraits& traits) {
+  GVR_DEVICE void stage_in_second_area(const RowContext<T>& ctx, const LaunchTraits& traits) {
     static_assert(kVecs % 2 == 0);
     uint4* const area =
         static_cast<uint4*>(ctx.list.end(traits.list_capacity())) + kStagingBytes / sizeof(uint4);
@@ -45,18 +45,16 @@ struct ClusterTile {
   }
 
   // The memory behind both areas.
-  __device__ __forceinline__ static uint4* behind(const RowContext<T>& ctx, const LaunchTraits& traits) {
+  GVR_DEVICE static uint4* behind(const RowContext<T>& ctx, const LaunchTraits& traits) {
     return static_cast<uint4*>(ctx.list.end(traits.list_capacity())) +
            (kStagingBytes + kSecondStagingBytes) / sizeof(uint4);
   }
 
-  __device__ __forceinline__ static int groups_of(int elements) {
-    return (elements + kGroup - 1) >> log2_of(kGroup);
-  }
+  GVR_DEVICE static int groups_of(int elements) { return (elements + kGroup - 1) >> log2_of(kGroup); }
 
   // Computes where this lane's elements lie in a row of `elements`. Returns the position of its warp's first
   // element.
-  __device__ __forceinline__ int lay_out(const RowContext<T>& ctx, int elements) {
+  GVR_DEVICE int lay_out(const RowContext<T>& ctx, int elements) {
     const int groups = groups_of(elements), log2_warps = log2_of(kWarps) + ctx.log2_ctas;
     const int before = (ctx.rank * kWarps + ctx.warp) * groups + (1 << log2_warps) - 1;
     // The last warp also writes the next state, so it never has a group more.
@@ -68,8 +66,7 @@ struct ClusterTile {
 
   // Starts the loads of a row of `elements` in a buffer of `width`. Whole vectors are loaded where the buffer
   // has them, because loading elements behind the row's end costs less than leaving them out.
-  __device__ __forceinline__ void fetch(const RowContext<T>& ctx, const LaunchTraits& traits, int elements,
-                                        int width) {
+  GVR_DEVICE void fetch(const RowContext<T>& ctx, const LaunchTraits& traits, int elements, int width) {
     const int warp_begin = lay_out(ctx, elements);
     const int at_lane = warp_begin + ctx.lane * kPerVec<T>;
     const T* data = ctx.row.data + at_lane;
@@ -94,7 +91,7 @@ struct ClusterTile {
   }
 
   template <int kVec = 0>
-  __device__ __forceinline__ static void copy_before(int whole, uint32_t even, uint32_t odd, const T* data) {
+  GVR_DEVICE static void copy_before(int whole, uint32_t even, uint32_t odd, const T* data) {
     if constexpr (kVec < kVecs) {
       constexpr int kGroupBytes = kGroup * sizeof(T);
       ptx::copy_async_before<kVec * kGroupBytes>(kVec * kGroup, whole, kVec % 2 == 0 ? even : odd, data);
@@ -102,13 +99,13 @@ struct ClusterTile {
     }
   }
 
-  __device__ __forceinline__ uint32_t address(uint32_t vec) const {
+  GVR_DEVICE uint32_t address(uint32_t vec) const {
     return staging + sizeof(uint4) * staged_index(vec, vecs);
   }
 
   // Returns the first `length` elements of a row that was fetched by its buffer's `width`, if they lie in
   // this CTA and each of its warps has as many vectors.
-  __device__ __forceinline__ StagedRow staged_row(const RowContext<T>& ctx, int length, int width) const {
+  GVR_DEVICE StagedRow staged_row(const RowContext<T>& ctx, int length, int width) const {
     const uint32_t stride = 32 * kVecs * sizeof(uint4);
     const bool even = groups_of(width) % (kWarps << ctx.log2_ctas) == 0;
     const bool is_here = ctx.rank == 0 && even && length <= kWarps * vecs * kGroup;
@@ -116,7 +113,7 @@ struct ClusterTile {
   }
 
   // Waits for the loads of the whole warp, and takes this lane's elements into registers.
-  __device__ __forceinline__ void load(int lane, int n) {
+  GVR_DEVICE void load(int lane, int n) {
     length = n - begin;
     ptx::wait_copies<0>();
     __syncwarp();
@@ -136,7 +133,7 @@ struct ClusterTile {
   }
 
   // Returns the key of one element of a lane, whose index is known only at run time.
-  __device__ __forceinline__ uint32_t key(int lane, uint32_t index) const {
+  GVR_DEVICE uint32_t key(int lane, uint32_t index) const {
     const uint32_t vec = address(lane * vecs + index / kPerVec<T>);
     return order_key(to_float(ptx::load_shared_element<T>(vec + sizeof(T) * (index % kPerVec<T>))));
   }
@@ -145,7 +142,7 @@ struct ClusterTile {
   // are the tile's values, or something computed from each of them. set_bit must not add a bit for an element
   // behind the row's end.
   template <typename Element, typename SetBit>
-  __device__ __forceinline__ uint32_t bits_of(const Element (&elements)[kValues], SetBit set_bit) const {
+  GVR_DEVICE uint32_t bits_of(const Element (&elements)[kValues], SetBit set_bit) const {
     ptx::BitAccumulator accumulators[kValues / kValuesPerThread];
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
@@ -164,15 +161,15 @@ struct ClusterTile {
   }
 
   template <typename SetBit>
-  __device__ __forceinline__ uint32_t bits(SetBit set_bit) const {
+  GVR_DEVICE uint32_t bits(SetBit set_bit) const {
     return bits_of(value, set_bit);
   }
 
-  __device__ __forceinline__ uint32_t not_below(float bound) const {
+  GVR_DEVICE uint32_t not_below(float bound) const {
     return bits([&](float& sum, float x, float bit) { ptx::set_bit_unless_less(sum, x, bound, bit); });
   }
 
-  __device__ __forceinline__ uint32_t equal(float level) const {
+  GVR_DEVICE uint32_t equal(float level) const {
     return bits([&](float& sum, float x, float bit) { ptx::set_bit_if_equal(sum, x, level, bit); });
   }
 };

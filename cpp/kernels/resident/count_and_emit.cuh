@@ -15,9 +15,8 @@ namespace gvr_topk::resident {
 // Counts a lane's elements above the interval and at its tie key, and lists those inside. All three are bits
 // of the tile.
 template <typename T, int kValues>
-__device__ __forceinline__ void count_and_list(const RowContext<T>& ctx, const ClusterTile<T, kValues>& tile,
-                                               bool has_tie_key, uint32_t above, uint32_t at_tie_key,
-                                               uint32_t inside) {
+GVR_DEVICE void count_and_list(const RowContext<T>& ctx, const ClusterTile<T, kValues>& tile,
+                               bool has_tie_key, uint32_t above, uint32_t at_tie_key, uint32_t inside) {
   Shared& smem = *ctx.shared;
   // Both sums come before the branches of one lane.
   const uint32_t above_count = __reduce_add_sync(0xffffffffu, __popc(above));
@@ -42,9 +41,9 @@ __device__ __forceinline__ void count_and_list(const RowContext<T>& ctx, const C
 // Counts the elements above the interval and lists those inside, here and then in every CTA of the cluster.
 // `meanwhile` runs while the lists are on their way.
 template <typename T, int kValues, typename Meanwhile>
-__device__ __forceinline__ CountResult exchange(const RowContext<T>& ctx, const KeyInterval& interval,
-                                                const ClusterTile<T, kValues>& tile, uint32_t parity,
-                                                PhaseClock& clock, Meanwhile meanwhile) {
+GVR_DEVICE CountResult exchange(const RowContext<T>& ctx, const KeyInterval& interval,
+                                const ClusterTile<T, kValues>& tile, uint32_t parity, PhaseClock& clock,
+                                Meanwhile meanwhile) {
   const float lo = interval.low(), hi = interval.high();
   // NaN fails both comparisons, and so counts as above.
   const uint32_t not_below = tile.not_below(lo);
@@ -64,11 +63,9 @@ __device__ __forceinline__ CountResult exchange(const RowContext<T>& ctx, const 
 // that, when all warps of the CTA have counted. `selected`: bits of this lane's elements at or above the
 // k-th. `ties`: bits of those equal to it, where not all are selected.
 template <typename T, int kValues, typename Report>
-__device__ __forceinline__ void emit_tile(const RowContext<T>& ctx, const KeyInterval& interval,
-                                          const Threshold& threshold, uint32_t before,
-                                          const ClusterTile<T, kValues>& tile, uint32_t selected,
-                                          uint32_t ties, const OutputWriter& output, PhaseClock& clock,
-                                          Report report) {
+GVR_DEVICE void emit_tile(const RowContext<T>& ctx, const KeyInterval& interval, const Threshold& threshold,
+                          uint32_t before, const ClusterTile<T, kValues>& tile, uint32_t selected,
+                          uint32_t ties, const OutputWriter& output, PhaseClock& clock, Report report) {
   const uint32_t mine = __popc(selected & ~ties) | __popc(ties) << 16;
   const uint32_t upto = ptx::inclusive_scan(mine);
   if (ctx.lane == 31) ctx.shared->selected[1][ctx.warp] = upto;

@@ -12,9 +12,8 @@ namespace gvr_topk::resident {
 
 // Takes the row from shared memory again, laid out as it was when its interval missed.
 template <typename T, int kValues, bool kOptions>
-__device__ __forceinline__ ClusterTile<T, kValues> restore_tile(const TopkParams& p,
-                                                                const LaunchTraits& traits,
-                                                                RowJob<T, kOptions>& job) {
+GVR_DEVICE ClusterTile<T, kValues> restore_tile(const TopkParams& p, const LaunchTraits& traits,
+                                                RowJob<T, kOptions>& job) {
   const MissedGuess& missed = job.ctx.shared->missed;
   job.ctx.set_length(missed.length);
   ClusterTile<T, kValues> tile(job.ctx, traits);

@@ -19,7 +19,7 @@ struct Survey {
 
 // Counts the tokens with values from `least` on.
 template <typename T>
-__device__ __forceinline__ Survey count_row(Team& team, const RowShare<T>& part, float least) {
+GVR_DEVICE Survey count_row(Team& team, const RowShare<T>& part, float least) {
   Survey survey{};
   uint32_t count = 0;
 #pragma unroll 4
@@ -80,13 +80,13 @@ struct CandidateSink {
   const Team& team;
   uint32_t address, barrier;
 
-  __device__ __forceinline__ explicit CandidateSink(const Team& team_)
+  GVR_DEVICE explicit CandidateSink(const Team& team_)
       : team(team_),
         address(ptx::map_to_rank(ptx::shared_address(team.smem->candidates), 0)),
         barrier(team.address_of(team.smem->candidates_barrier, 0)) {}
 
   // `at` follows from counts that all CTAs have got; it is clamped all the same.
-  __device__ __forceinline__ void put(uint32_t at, uint64_t candidate) const {
+  GVR_DEVICE void put(uint32_t at, uint64_t candidate) const {
     const uint32_t offset = 8 * min(at, kMaxCandidates - 1u);
     if (team.ctas > 1) {
       ptx::store_async(address + offset, candidate, barrier);
@@ -98,8 +98,8 @@ struct CandidateSink {
 
 // Sends this CTA's candidates to the first one, in ascending order of tokens. There is room for all of them.
 template <typename T>
-__device__ __forceinline__ void send_candidates(const Team& team, const RowShare<T>& part, float least,
-                                                const Survey& survey) {
+GVR_DEVICE void send_candidates(const Team& team, const RowShare<T>& part, float least,
+                                const Survey& survey) {
   uint32_t place = static_cast<uint32_t>(survey.place);
   const CandidateSink sink(team);
   uint32_t low = __reduce_or_sync(0xffffffffu, static_cast<uint32_t>(survey.steps));
@@ -124,7 +124,7 @@ __device__ __forceinline__ void send_candidates(const Team& team, const RowShare
 
 // How many holds(i) of all threads hold.
 template <int kEach, typename Holds>
-__device__ __forceinline__ int block_count(Holds holds) {
+GVR_DEVICE int block_count(Holds holds) {
   int count = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) count += __syncthreads_count(holds(i));
@@ -132,7 +132,7 @@ __device__ __forceinline__ int block_count(Holds holds) {
 }
 
 // Waits for the candidates of all CTAs, in the first one.
-__device__ __forceinline__ void wait_for_candidates(const Team& team, const Survey& survey) {
+GVR_DEVICE void wait_for_candidates(const Team& team, const Survey& survey) {
   ptx::reconverge(team.zero);
   if (team.ctas == 1) {
     __syncthreads();
@@ -159,7 +159,7 @@ struct Candidates {
   uint64_t sorted[kEach];  // this thread's by descending ranks; 0 where there is none
 
   // Sorts `count` candidates.
-  __device__ __forceinline__ Candidates(const Team& team_, uint64_t* by_rank_, int count_)
+  GVR_DEVICE Candidates(const Team& team_, uint64_t* by_rank_, int count_)
       : team(team_), by_rank(by_rank_), count(count_) {
     uint64_t* const listed = team.smem->candidates;
     constexpr int kAtOnce = 8;
@@ -194,12 +194,12 @@ struct Candidates {
     ptx::reconverge(team.zero);
   }
 
-  __device__ __forceinline__ int place(int i) const { return team.thread * kEach + i; }
+  GVR_DEVICE int place(int i) const { return team.thread * kEach + i; }
 
   // How many candidates the filters keep. `rest` is the mass of the tokens that are no candidates, if top-p
   // counts them. `target_of` makes the mass at which top-p cuts of what it counts.
-  __device__ __forceinline__ int kept(const Masses& masses, int by_k, uint64_t least, bool near_first,
-                                      bool counts_all, uint64_t rest, float top_p) const {
+  GVR_DEVICE int kept(const Masses& masses, int by_k, uint64_t least, bool near_first, bool counts_all,
+                      uint64_t rest, float top_p) const {
     uint64_t mass[kEach], sum = 0, total;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {

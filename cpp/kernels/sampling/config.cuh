@@ -88,7 +88,7 @@ struct Team {
   uint32_t turn = 0;  // of the exchange; the same in all threads of the team
 
   // A barrier of all threads of all CTAs. Lanes may come to it apart.
-  __device__ __forceinline__ void sync() const {
+  GVR_DEVICE void sync() const {
     ptx::reconverge(zero);
     if (ctas == 1) {
       __syncthreads();
@@ -99,13 +99,13 @@ struct Team {
   }
 
   // Initializes the transaction barriers. It is called by one thread, ahead of a barrier of all CTAs.
-  __device__ __forceinline__ void init_barriers() const {
+  GVR_DEVICE void init_barriers() const {
     for (uint64_t& barrier : smem->barriers) ptx::barrier_init(ptx::shared_address(&barrier), 1);
     ptx::barrier_init(ptx::shared_address(&smem->candidates_barrier), 1);
   }
 
   // The address of a barrier of this CTA, to which others complete their stores.
-  __device__ __forceinline__ uint32_t address_of(const uint64_t& barrier, uint32_t at) const {
+  GVR_DEVICE uint32_t address_of(const uint64_t& barrier, uint32_t at) const {
     return ptx::map_to_rank(ptx::shared_address(&barrier), at);
   }
 
@@ -113,7 +113,7 @@ struct Team {
   // which send it. A block barrier precedes the call, after all reads of what the last call but one has
   // returned. `more` sends what else belongs to the exchange, `more_bytes` to each CTA.
   template <typename More>
-  __device__ __forceinline__ const Record* exchange(const Record& mine, uint32_t more_bytes, More more) {
+  GVR_DEVICE const Record* exchange(const Record& mine, uint32_t more_bytes, More more) {
     const uint32_t parity = turn >> 1 & 1;
     Record* const inbox = smem->inbox[turn & 1];
     const uint64_t& barrier = smem->barriers[turn++ & 1];
@@ -138,7 +138,7 @@ struct Team {
     __syncthreads();
     return inbox;
   }
-  __device__ __forceinline__ const Record* exchange(const Record& mine) {
+  GVR_DEVICE const Record* exchange(const Record& mine) {
     return exchange(mine, 0, [](int, uint32_t) {});
   }
 };

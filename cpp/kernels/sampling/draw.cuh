@@ -8,21 +8,19 @@
 namespace gvr_topk::sampling {
 
 // A token as one number: of two tokens the one that ranks first has the larger number.
-__device__ __forceinline__ uint64_t ranked(uint32_t key, int token) {
+GVR_DEVICE uint64_t ranked(uint32_t key, int token) {
   return static_cast<uint64_t>(key) << 32 | ~static_cast<uint32_t>(token);
 }
-__device__ __forceinline__ uint32_t key_of(uint64_t ranked) { return static_cast<uint32_t>(ranked >> 32); }
-__device__ __forceinline__ int token_of(uint64_t ranked) {
-  return static_cast<int>(~static_cast<uint32_t>(ranked));
-}
-__device__ __forceinline__ float value_of(uint64_t ranked) { return key_to_float(key_of(ranked)); }
+GVR_DEVICE uint32_t key_of(uint64_t ranked) { return static_cast<uint32_t>(ranked >> 32); }
+GVR_DEVICE int token_of(uint64_t ranked) { return static_cast<int>(~static_cast<uint32_t>(ranked)); }
+GVR_DEVICE float value_of(uint64_t ranked) { return key_to_float(key_of(ranked)); }
 
 // The largest values of a row, and of those equal to the least of them the tokens up to `token`.
 struct KeptSet {
   float least;
   uint32_t token;
 
-  __device__ __forceinline__ bool has(float x, int id) const {
+  GVR_DEVICE bool has(float x, int id) const {
     return x > least || (x == least && static_cast<uint32_t>(id) <= token);
   }
 };
@@ -36,7 +34,7 @@ struct WarpSums {
 // The sums that begin with those of a warp, which all its lanes have. `kWords` words of the record are in
 // use.
 template <int kWords>
-__device__ __forceinline__ WarpSums sum_warps(Team& team, const Record& own) {
+GVR_DEVICE WarpSums sum_warps(Team& team, const Record& own) {
   SampleShared& smem = *team.smem;
   WarpSums sums{};
   if (team.lane == 0) smem.warp_record[team.warp] = own;
@@ -69,7 +67,7 @@ __device__ __forceinline__ WarpSums sum_warps(Team& team, const Record& own) {
 
 // Adds up what `visit(record, value, token, step)` adds for each of a warp's elements, over the row.
 template <int kWords, typename T, typename Visit>
-__device__ __forceinline__ WarpSums sum_by_warp(Team& team, const RowShare<T>& part, Visit visit) {
+GVR_DEVICE WarpSums sum_by_warp(Team& team, const RowShare<T>& part, Visit visit) {
   Record own{};
   part.for_each(team.lane, [&](float x, int token, int step) { visit(own, x, token, step); });
   ptx::reconverge(team.zero);
@@ -80,7 +78,7 @@ __device__ __forceinline__ WarpSums sum_by_warp(Team& team, const RowShare<T>& p
 
 // The sum of a number over the threads before this one, and over all. It takes two block barriers. Lanes may
 // come to it apart.
-__device__ __forceinline__ uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& total) {
+GVR_DEVICE uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& total) {
   ptx::reconverge(team.zero);
   uint64_t before = warp_prefix(value, team.lane);
   __syncthreads();  // Everybody has read the sums of the last time.
@@ -107,8 +105,8 @@ struct Found {
 // exceeds `target`. The first words of `sums` are those of the same measure. The threads of the CTA that has
 // the element share the part of the warp that has it.
 template <typename T, typename Measure>
-__device__ __forceinline__ Found find_token(const Team& team, const RowShare<T>& part, const WarpSums& sums,
-                                            uint64_t target, Measure measure) {
+GVR_DEVICE Found find_token(const Team& team, const RowShare<T>& part, const WarpSums& sums, uint64_t target,
+                            Measure measure) {
   Found found{false, 0.0f, 0};
   uint64_t before = sums.before_cta.word[0];
   int warp = 0;
@@ -147,15 +145,14 @@ __device__ __forceinline__ Found find_token(const Team& team, const RowShare<T>&
 }
 
 // Sends a word to all CTAs. It is there behind the next barrier of the team.
-__device__ __forceinline__ void send_word(const Team& team, uint32_t word) {
+GVR_DEVICE void send_word(const Team& team, uint32_t word) {
   const uint32_t address = ptx::shared_address(&team.smem->word);
   for (int rank = 0; rank < team.ctas; ++rank) ptx::store_to_rank(address, rank, word);
 }
 
 // The set of the values above `least`, and of those equal to it up to number last_of(how many there are).
 template <typename T, typename LastOf>
-__device__ __forceinline__ KeptSet set_through(Team& team, const RowShare<T>& part, float least,
-                                               LastOf last_of) {
+GVR_DEVICE KeptSet set_through(Team& team, const RowShare<T>& part, float least, LastOf last_of) {
   KeptSet set{least, 0xffffffffu};
   const auto equal = [&](float x, int) -> uint64_t { return x == set.least; };
   const WarpSums sums = sum_by_warp<1>(
@@ -169,7 +166,7 @@ __device__ __forceinline__ KeptSet set_through(Team& team, const RowShare<T>& pa
 
 // Takes to `word` of the CTA's memory the least of the keys that fewer than `share` of the first `count` ones
 // in `maxima` exceed. `own` is one of them. Block barriers stand before and after.
-__device__ __forceinline__ void find_reached(const Team& team, int count, uint32_t own, int share) {
+GVR_DEVICE void find_reached(const Team& team, int count, uint32_t own, int share) {
   int greater = 0;
 #pragma unroll 4
   for (int i = 0; i < count; i += 4) {
@@ -184,8 +181,8 @@ __device__ __forceinline__ void find_reached(const Team& team, int count, uint32
 // Calls visit(place, token, value) for the kept tokens that lie in this warp's part of the row, where `place`
 // tokens are before them.
 template <typename T, typename Visit>
-__device__ __forceinline__ void visit_kept(const Team& team, const RowShare<T>& part, const KeptSet& set,
-                                           uint64_t place, Visit visit) {
+GVR_DEVICE void visit_kept(const Team& team, const RowShare<T>& part, const KeptSet& set, uint64_t place,
+                           Visit visit) {
 #pragma unroll 1
   for (int j = team.lane; j - team.lane < part.vectors; j += 32) {
     const uint4 vec = part.load(j);

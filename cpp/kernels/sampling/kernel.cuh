@@ -33,17 +33,17 @@ struct Prefix {
   uint64_t equal;
 };
 
-__device__ __forceinline__ Prefix shorter(const Prefix& a, const Prefix& b) {
+GVR_DEVICE Prefix shorter(const Prefix& a, const Prefix& b) {
   const bool first = a.key > b.key || (a.key == b.key && a.equal < b.equal);
   return first ? a : b;
 }
 
 template <typename T>
-__device__ __forceinline__ T parameter_of(const RowParameter<T>& parameter, int at) {
+GVR_DEVICE T parameter_of(const RowParameter<T>& parameter, int at) {
   return parameter.each != nullptr ? parameter.each[at] : parameter.all;
 }
 
-__device__ __forceinline__ RowParameters read_parameters(const SampleParams& p, int row) {
+GVR_DEVICE RowParameters read_parameters(const SampleParams& p, int row) {
   const int slot = p.row_slot != nullptr ? p.row_slot[row] : row;
   RowParameters own{};
   own.skipped = p.row_slot != nullptr && (slot < 0 || slot >= p.num_slots);
@@ -59,14 +59,14 @@ __device__ __forceinline__ RowParameters read_parameters(const SampleParams& p, 
   return own;
 }
 
-__device__ __forceinline__ uint64_t warp_max(uint64_t value) {
+GVR_DEVICE uint64_t warp_max(uint64_t value) {
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, d));
   return value;
 }
 
 // The largest of a number over this CTA. It takes one block barrier. Lanes may come to it apart.
-__device__ __forceinline__ uint64_t block_max(const Team& team, uint64_t value) {
+GVR_DEVICE uint64_t block_max(const Team& team, uint64_t value) {
   ptx::reconverge(team.zero);
   value = warp_max(value);
   if (team.lane == 0) team.smem->warp_record[team.warp].word[3] = value;
@@ -76,7 +76,7 @@ __device__ __forceinline__ uint64_t block_max(const Team& team, uint64_t value) 
 }
 
 // The largest of a number over all CTAs.
-__device__ __forceinline__ uint64_t team_max(Team& team, uint64_t value) {
+GVR_DEVICE uint64_t team_max(Team& team, uint64_t value) {
   Record mine{};
   mine.word[0] = block_max(team, value);
   const Record* const theirs = team.exchange(mine);
@@ -92,7 +92,7 @@ struct RowTop {
 };
 
 // How many threads of each CTA are to reach the guess. Without top-k as many as one CTA takes well.
-__device__ __forceinline__ int share_of(const RowParameters& own, int ctas) {
+GVR_DEVICE int share_of(const RowParameters& own, int ctas) {
   constexpr int kUsual = 160;
   const int wanted = own.top_k > 0 && own.top_k <= ctas * kThreads ? own.top_k : kUsual;
   return min((wanted + ctas - 1) / ctas, kThreads);
@@ -100,7 +100,7 @@ __device__ __forceinline__ int share_of(const RowParameters& own, int ctas) {
 
 // Finds the largest value of the row, and hands out what the first CTA has read as its parameters. If `share`
 // is not 0, the guess is a key that so many threads, or groups of four, of each CTA reach.
-__device__ __forceinline__ RowTop top_of(Team& team, uint64_t best, bool nan, int share) {
+GVR_DEVICE RowTop top_of(Team& team, uint64_t best, bool nan, int share) {
   SampleShared& smem = *team.smem;
   constexpr int kGroup = 4, kMostOfGroups = kThreads / kGroup / 3;
   const bool by_group = share <= kMostOfGroups;
@@ -161,7 +161,7 @@ __device__ __noinline__ int first_number(Team& team, const RowShare<T>& part, co
 }
 
 // Fills the places behind the kept tokens.
-__device__ __forceinline__ void clear_kept(const Team& team, const SampleParams& p, int row, int count) {
+GVR_DEVICE void clear_kept(const Team& team, const SampleParams& p, int row, int count) {
   for (int64_t i = count + team.rank * kThreads + team.thread; i < p.kept_columns;
        i += team.ctas * kThreads) {
     p.kept[row * p.kept_stride + i] = -1;
@@ -178,19 +178,16 @@ struct Row {
   int flags;
   bool writer;  // whether this is the thread that writes what there is once for each row
 
-  __device__ __forceinline__ bool wants_raw() const {
+  GVR_DEVICE bool wants_raw() const {
     return p.raw_logprobs && p.logprobs != nullptr && (flags & kFlagNoCandidate) == 0;
   }
-  __device__ __forceinline__ Masses masses(float temperature) const {
-    return Masses{max, mass_scale(temperature)};
-  }
+  GVR_DEVICE Masses masses(float temperature) const { return Masses{max, mass_scale(temperature)}; }
   // The score of a token with noise, as a number by which the best is the largest.
-  __device__ __forceinline__ uint64_t noisy(uint32_t hash, float x, int token) const {
+  GVR_DEVICE uint64_t noisy(uint32_t hash, float x, int token) const {
     const float score = gumbel_score(isinf(x) ? 0.0f : x, own.temperature, hash32(hash, token));
     return ranked(order_key(score), token);
   }
-  __device__ __forceinline__ void write_kept(uint64_t at, int token, float x, float temperature,
-                                             float log_total) const {
+  GVR_DEVICE void write_kept(uint64_t at, int token, float x, float temperature, float log_total) const {
     if (at >= static_cast<uint64_t>(p.kept_columns)) return;
     p.kept[number * p.kept_stride + at] = token;
     if (p.kept_logprobs == nullptr) return;
@@ -208,55 +205,51 @@ struct Filters {
   uint32_t top, guess;
   uint64_t all;  // mass of all candidates, known where `counts_all`
 
-  __device__ __forceinline__ const RowParameters& own() const { return row.own; }
-  __device__ __forceinline__ FilterOrder order() const { return row.p.order; }
-  __device__ __forceinline__ Masses masses() const {
+  GVR_DEVICE const RowParameters& own() const { return row.own; }
+  GVR_DEVICE FilterOrder order() const { return row.p.order; }
+  GVR_DEVICE Masses masses() const {
     return row.masses(order() == FilterOrder::kTemperatureLast ? 1.0f : own().temperature);
   }
 
   // All candidates: the finite values, or those of +inf if there are any.
-  __device__ __forceinline__ Prefix everything() const {
+  GVR_DEVICE Prefix everything() const {
     return Prefix{top == kPosInfKey ? kPosInfKey : kLeastFiniteKey, kAllEqual};
   }
 
   // Whether top-p counts the mass of all candidates.
-  __device__ __forceinline__ bool counts_all() const {
+  GVR_DEVICE bool counts_all() const {
     if (!(own().top_p < 1.0f)) return false;
     return order() == FilterOrder::kJoint ||
            (!has_top_k() && (order() != FilterOrder::kVllm || !(own().min_p > 0.0f)));
   }
 
   // A key below which the filters are expected, or known, to keep nothing.
-  __device__ __forceinline__ uint32_t least_expected() const {
+  GVR_DEVICE uint32_t least_expected() const {
     const bool guessed = has_top_k() || counts_all();
     return ::max(everything().key, guessed ? guess : by_min_p().key);
   }
 
   // Whether they keep nothing below the candidates of a survey from the key `least` on, and those are few
   // enough for one CTA.
-  __device__ __forceinline__ bool hold(const Survey& survey, uint32_t least) const {
+  GVR_DEVICE bool hold(const Survey& survey, uint32_t least) const {
     if (survey.count > kMaxCandidates) return false;
     if (least == everything().key) return true;
     if (has_top_k()) return survey.count >= static_cast<uint64_t>(own().top_k);
     return !counts_all() || top_p_mass(own().top_p, survey.all) <= survey.listed;
   }
 
-  __device__ __forceinline__ bool any() const {
-    return has_top_k() || own().top_p < 1.0f || own().min_p > 0.0f;
-  }
+  GVR_DEVICE bool any() const { return has_top_k() || own().top_p < 1.0f || own().min_p > 0.0f; }
 
-  __device__ __forceinline__ bool has_top_k() const {
-    return own().top_k > 0 && own().top_k < row.p.vocabulary;
-  }
+  GVR_DEVICE bool has_top_k() const { return own().top_k > 0 && own().top_k < row.p.vocabulary; }
 
-  __device__ __forceinline__ Prefix by_min_p() const {
+  GVR_DEVICE Prefix by_min_p() const {
     const uint64_t least = min_p_mass(own().min_p);
     if (least == 0) return everything();
     const Masses measure = masses();
     return Prefix{least_key(top, team, [&](float x) { return measure(x) >= least; }), kAllEqual};
   }
 
-  __device__ __forceinline__ Prefix by_top_k() const {
+  GVR_DEVICE Prefix by_top_k() const {
     if (!has_top_k()) return everything();
     const uint64_t k = own().top_k;
     uint64_t target;
@@ -269,7 +262,7 @@ struct Filters {
   }
 
   // Top-p of the tokens that `of` keeps.
-  __device__ __forceinline__ Prefix by_top_p(const Prefix& of) const {
+  GVR_DEVICE Prefix by_top_p(const Prefix& of) const {
     if (!(own().top_p < 1.0f)) return of;
     const Masses measure = masses();
     const float least = key_to_float(of.key);
@@ -298,7 +291,7 @@ struct Filters {
   }
 
   // What all filters keep. Top-p keeps a part of what it is given, so what it is given may cut again.
-  __device__ __forceinline__ Prefix kept() const {
+  GVR_DEVICE Prefix kept() const {
     const Prefix best = by_top_k(), near = by_min_p();
     const Prefix given = order() == FilterOrder::kJoint  ? everything()
                          : order() == FilterOrder::kVllm ? shorter(best, near)
@@ -309,13 +302,13 @@ struct Filters {
 
 // The set that a prefix keeps.
 template <typename T>
-__device__ __forceinline__ KeptSet set_of(Team& team, const RowShare<T>& part, const Prefix& prefix) {
+GVR_DEVICE KeptSet set_of(Team& team, const RowShare<T>& part, const Prefix& prefix) {
   const float least = key_to_float(prefix.key);
   if (prefix.equal == kAllEqual) return KeptSet{least, 0xffffffffu};
   return set_through(team, part, least, [&](uint64_t all) { return min(prefix.equal, all) - 1; });
 }
 
-__device__ __forceinline__ void write_token(const SampleParams& p, int row, int token) {
+GVR_DEVICE void write_token(const SampleParams& p, int row, int token) {
   if (p.wide_out) {
     static_cast<int64_t*>(p.out)[row] = token;
   } else {
@@ -332,7 +325,7 @@ struct Outcome {
   uint64_t raw = 0;          // of all tokens, at temperature 1
   uint64_t last = 0;         // the `ranked` last kept token
 
-  __device__ __forceinline__ void write(const Row& row) const {
+  GVR_DEVICE void write(const Row& row) const {
     const SampleParams& p = row.p;
     if (found.here) {
       write_token(p, row.number, found.token);
@@ -355,8 +348,7 @@ struct Outcome {
 
 // Counts the values at or above that of the token.
 template <typename T>
-__device__ __forceinline__ void write_rank(Team& team, const RowShare<T>& part, const Row& row,
-                                           const Found& found) {
+GVR_DEVICE void write_rank(Team& team, const RowShare<T>& part, const Row& row, const Found& found) {
   if (found.here) send_word(team, __float_as_uint(found.value));
   team.sync();
   const float value = __uint_as_float(team.smem->word);
@@ -386,8 +378,8 @@ __device__ __noinline__ void take_one(Team team, RowShare<T> part, Row row, int 
 
 // Draws from the tokens of a set that all CTAs hold.
 template <typename T>
-__device__ __forceinline__ void draw_from_row(Team& team, const RowShare<T>& part, const Row& row,
-                                              const KeptSet& set, bool filtered) {
+GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& row, const KeptSet& set,
+                              bool filtered) {
   const SampleParams& p = row.p;
   const bool wants_raw = row.wants_raw();
   const Masses measure = row.masses(row.own.temperature), raw = row.masses(1.0f);
@@ -440,8 +432,8 @@ __device__ __forceinline__ void draw_from_row(Team& team, const RowShare<T>& par
 
 // Draws from the first `kept` of a row's candidates, in one CTA.
 template <int kEach>
-__device__ __forceinline__ void draw_from_candidates(Team& team, const Row& row,
-                                                     const Candidates<kEach>& list, int kept, uint64_t raw) {
+GVR_DEVICE void draw_from_candidates(Team& team, const Row& row, const Candidates<kEach>& list, int kept,
+                                     uint64_t raw) {
   const SampleParams& p = row.p;
   const Masses measure = row.masses(row.own.temperature);
   const uint32_t hash = hash_prefix(row.own.seed, row.own.position);
@@ -491,7 +483,7 @@ __device__ __forceinline__ void draw_from_candidates(Team& team, const Row& row,
 }
 
 // Writes what a row gets that is not sampled.
-__device__ __forceinline__ void skip_row(const Team& team, const SampleParams& p, int row) {
+GVR_DEVICE void skip_row(const Team& team, const SampleParams& p, int row) {
   if (p.kept != nullptr) clear_kept(team, p, row, 0);
   if (team.rank != 0 || team.thread != 0) return;
   write_token(p, row, -1);
@@ -504,8 +496,8 @@ __device__ __forceinline__ void skip_row(const Team& team, const SampleParams& p
 
 // As `count_row`; masses only where they are needed, out of line.
 template <typename T>
-__device__ __forceinline__ Survey survey_row(Team& team, const RowShare<T>& part, const Row& row,
-                                             const Filters<T>& filters, float least) {
+GVR_DEVICE Survey survey_row(Team& team, const RowShare<T>& part, const Row& row, const Filters<T>& filters,
+                             float least) {
   if (!filters.counts_all() && !row.wants_raw()) return count_row(team, part, least);
   const Survey survey =
       sum_row(team, part, least, filters.counts_all(), filters.masses(), row.wants_raw(), row.masses(1.0f));
@@ -526,8 +518,8 @@ __device__ __noinline__ void sample_from_row(Team team, RowShare<T> part, Row ro
 
 // Samples a row from its candidates, in one CTA.
 template <int kEach>
-__device__ __forceinline__ void sample_candidates(Team& team, const Row& row, int by_k, bool counts_all,
-                                                  const Masses& masses, const Survey& survey) {
+GVR_DEVICE void sample_candidates(Team& team, const Row& row, int by_k, bool counts_all, const Masses& masses,
+                                  const Survey& survey) {
   auto* const sorted = reinterpret_cast<uint64_t*>(storage + kSampleFixedBytes + team.zero);
   const Candidates<kEach> list(team, sorted, static_cast<int>(survey.count));
   const int kept =

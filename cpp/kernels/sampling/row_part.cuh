@@ -13,17 +13,17 @@ struct RowShare {
   int first;         // that vector's number in the row
   int vectors;       // of each warp
 
-  __device__ __forceinline__ RowShare(const SampleParams& p, const Team& team) : vectors(p.vectors_per_warp) {
+  GVR_DEVICE RowShare(const SampleParams& p, const Team& team) : vectors(p.vectors_per_warp) {
     const int before = team.warp * vectors;
     address = ptx::shared_address(storage) + kSampleFixedBytes + 16 * before;
     first = team.rank * kWarps * vectors + before;
   }
 
-  __device__ __forceinline__ int token(int vector, int e) const { return (first + vector) * kPerVec<T> + e; }
+  GVR_DEVICE int token(int vector, int e) const { return (first + vector) * kPerVec<T> + e; }
 
   // Starts to copy the row here. Elements past its end become -inf. A thread may read what it has copied
   // behind its own wait, and the others behind a block barrier.
-  __device__ __forceinline__ void fetch(const T* row, bool aligned, int vocabulary, int lane) const {
+  GVR_DEVICE void fetch(const T* row, bool aligned, int vocabulary, int lane) const {
 #pragma unroll 4
     for (int j = lane; j < vectors; j += 32) {
       const int begin = token(j, 0), left = vocabulary - begin;
@@ -39,14 +39,14 @@ struct RowShare {
   }
 
   // A vector of this warp, or one of -inf behind its last.
-  __device__ __forceinline__ uint4 load(int vector) const {
+  GVR_DEVICE uint4 load(int vector) const {
     return vector < vectors ? ptx::load_shared(address + 16 * vector) : negative_infinity_vec<T>();
   }
 
   // Calls visit(value, token, step) for this thread's elements, in ascending order. In each step a warp takes
   // 32 neighbouring vectors.
   template <typename Visit>
-  __device__ __forceinline__ void for_each(int lane, Visit visit) const {
+  GVR_DEVICE void for_each(int lane, Visit visit) const {
 #pragma unroll 1
     for (int j = lane; j < vectors; j += 32) {
       const uint4 vec = ptx::load_shared(address + 16 * j);
@@ -66,7 +66,7 @@ struct ThreadBest {
 // Makes elements that cannot be chosen -inf: NaN, and tokens whose bit in `allowed` is clear. Returns whether
 // an allowed one is NaN.
 template <typename T>
-__device__ __forceinline__ bool mask_vector(uint4& vec, uint32_t allowed) {
+GVR_DEVICE bool mask_vector(uint4& vec, uint32_t allowed) {
   uint32_t word[4] = {vec.x, vec.y, vec.z, vec.w};
   bool nan = false;
 #pragma unroll
@@ -99,7 +99,7 @@ __device__ __noinline__ bool mask_row(RowShare<T> part, const uint32_t* allow, i
 // Finds the largest of this thread's elements. They may hold NaN if `nan` becomes true: then some are NaN, or
 // infinite with both signs.
 template <typename T>
-__device__ __forceinline__ ThreadBest best_of(const RowShare<T>& part, int lane) {
+GVR_DEVICE ThreadBest best_of(const RowShare<T>& part, int lane) {
   ThreadBest best;
 #pragma unroll 4
   for (int j = lane; j < part.vectors; j += 32) {
@@ -119,8 +119,7 @@ __device__ __forceinline__ ThreadBest best_of(const RowShare<T>& part, int lane)
 
 // Masks this thread's elements, which have arrived, and returns the largest.
 template <typename T>
-__device__ __forceinline__ ThreadBest take_row(const RowShare<T>& part, const uint32_t* allow, int vocabulary,
-                                               int lane) {
+GVR_DEVICE ThreadBest take_row(const RowShare<T>& part, const uint32_t* allow, int vocabulary, int lane) {
   ThreadBest best = best_of(part, lane);
   if (allow != nullptr || best.nan) {
     const bool nan = mask_row(part, allow, vocabulary, lane);
@@ -132,7 +131,7 @@ __device__ __forceinline__ ThreadBest take_row(const RowShare<T>& part, const ui
 
 // The first token of a vector with this value.
 template <typename T>
-__device__ __forceinline__ int first_token(const RowShare<T>& part, int vector, float value) {
+GVR_DEVICE int first_token(const RowShare<T>& part, int vector, float value) {
   const uint4 vec = ptx::load_shared(part.address + 16 * vector);
   int token = part.token(vector, kPerVec<T> - 1);
 #pragma unroll

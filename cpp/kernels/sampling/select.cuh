@@ -10,14 +10,14 @@ namespace gvr_topk::sampling {
 // Elements are measured by one each.
 struct Ones {
   static constexpr int kLimbs = 1;
-  __device__ __forceinline__ uint64_t operator()(float) const { return 1; }
+  GVR_DEVICE uint64_t operator()(float) const { return 1; }
 };
 
 // Elements are measured by their mass.
 struct Masses {
   static constexpr int kLimbs = 3;
   float max, scale;
-  __device__ __forceinline__ uint64_t operator()(float x) const { return mass(distance(x, max), scale); }
+  GVR_DEVICE uint64_t operator()(float x) const { return mass(distance(x, max), scale); }
 };
 
 // The keys from `low` to `high`, of which a bin holds neighbouring ones.
@@ -25,10 +25,8 @@ struct Span {
   uint32_t low, high;
 
   // Right shift that turns distances from `high` into bins.
-  __device__ __forceinline__ int shift() const {
-    return max(0, 32 - __clz(static_cast<int>(high - low)) - kLog2Bins);
-  }
-  __device__ __forceinline__ Span bin(uint32_t number) const {
+  GVR_DEVICE int shift() const { return max(0, 32 - __clz(static_cast<int>(high - low)) - kLog2Bins); }
+  GVR_DEVICE Span bin(uint32_t number) const {
     const uint32_t last = high - (number << shift());
     return Span{last - min(last - low, (1u << shift()) - 1), last};
   }
@@ -41,14 +39,14 @@ struct Cut {
   uint64_t above, at;
 };
 
-__device__ __forceinline__ uint64_t warp_sum(uint64_t value) {
+GVR_DEVICE uint64_t warp_sum(uint64_t value) {
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) value += __shfl_xor_sync(0xffffffffu, value, d);
   return value;
 }
 
 // The sum over this lane and the lower ones.
-__device__ __forceinline__ uint64_t warp_prefix(uint64_t value, int lane) {
+GVR_DEVICE uint64_t warp_prefix(uint64_t value, int lane) {
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
     const uint64_t other = __shfl_up_sync(0xffffffffu, value, d);
@@ -66,8 +64,8 @@ struct RowBins {
 // Sums the elements of a span by bins over all CTAs, and those from `floor` to below the span together. Keys
 // are those without the bits that keys of T have in common.
 template <typename T, typename Measure>
-__device__ __forceinline__ RowBins sum_bins(Team& team, const RowShare<T>& part, Span span, uint32_t floor,
-                                            const Measure& measure) {
+GVR_DEVICE RowBins sum_bins(Team& team, const RowShare<T>& part, Span span, uint32_t floor,
+                            const Measure& measure) {
   SampleShared& smem = *team.smem;
   const float low = key_to_float(whole_key<T>(span.low)), least = key_to_float(whole_key<T>(floor));
   const int shift = span.shift();
@@ -120,7 +118,7 @@ __device__ __forceinline__ RowBins sum_bins(Team& team, const RowShare<T>& part,
 struct BinSearch {
   uint64_t before, total;  // the bins before this thread's, and all bins
 
-  __device__ __forceinline__ BinSearch(const Team& team, uint64_t bin) {
+  GVR_DEVICE BinSearch(const Team& team, uint64_t bin) {
     SampleShared& smem = *team.smem;
     const uint64_t upto = warp_prefix(bin, team.lane);
     if (team.lane == 31) smem.warp_record[team.warp].word[1] = upto;
@@ -136,7 +134,7 @@ struct BinSearch {
   }
 
   // The bin at which the sum reaches `target`, in all threads behind a block barrier.
-  __device__ __forceinline__ FoundBin find(const Team& team, uint64_t bin, uint64_t target) const {
+  GVR_DEVICE FoundBin find(const Team& team, uint64_t bin, uint64_t target) const {
     if (before < target && target <= before + bin) {
       team.smem->found = FoundBin{before, bin, static_cast<uint32_t>(team.thread)};
     }
@@ -147,7 +145,7 @@ struct BinSearch {
 
 // The least key of T, without the bits that its keys have in common, that is not below `key`.
 template <typename T>
-__device__ __forceinline__ uint32_t least_narrow(uint32_t key) {
+GVR_DEVICE uint32_t least_narrow(uint32_t key) {
   const uint32_t narrow = key >> kInvariantBits<T>;
   return narrow + (whole_key<T>(narrow) < key);
 }
@@ -157,9 +155,9 @@ __device__ __forceinline__ uint32_t least_narrow(uint32_t key) {
 // found wherever it is. If it lies in `extra`, the key is `floor` - 1. If `sums_rest` is false, the elements
 // below the guess are not added to the whole sum, and `target_of` does not need it.
 template <typename T, typename Measure, typename TargetOf>
-__device__ __forceinline__ Cut find_cut(Team& team, const RowShare<T>& part, uint32_t floor, uint32_t guess,
-                                        uint32_t top, uint64_t extra, const Measure& measure,
-                                        const TargetOf& target_of, bool sums_rest, uint64_t& target) {
+GVR_DEVICE Cut find_cut(Team& team, const RowShare<T>& part, uint32_t floor, uint32_t guess, uint32_t top,
+                        uint64_t extra, const Measure& measure, const TargetOf& target_of, bool sums_rest,
+                        uint64_t& target) {
   const uint32_t first = least_narrow<T>(floor), last = top >> kInvariantBits<T>;
   Span span{min(max(guess >> kInvariantBits<T>, first), last), last};
   Cut cut{floor - 1, 0, 0};
@@ -188,7 +186,7 @@ __device__ __forceinline__ Cut find_cut(Team& team, const RowShare<T>& part, uin
 
 // The least key up to `high`, for which it holds, of which a rising condition holds. Every warp finds it.
 template <typename Holds>
-__device__ __forceinline__ uint32_t least_key(uint32_t high, const Team& team, const Holds& holds) {
+GVR_DEVICE uint32_t least_key(uint32_t high, const Team& team, const Holds& holds) {
   uint32_t low = kNegInfKey;
   while (low < high) {
     const uint32_t step = (high - low) / 32 + 1;

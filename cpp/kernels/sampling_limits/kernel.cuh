@@ -23,10 +23,10 @@ struct Piece {
   int begin;  // token of the first element
   int width;  // of the row
 
-  __device__ __forceinline__ bool is_whole() const { return begin >= 0 && begin + kPerVec<T> <= width; }
-  __device__ __forceinline__ bool has(int e) const { return begin + e >= 0 && begin + e < width; }
+  GVR_DEVICE bool is_whole() const { return begin >= 0 && begin + kPerVec<T> <= width; }
+  GVR_DEVICE bool has(int e) const { return begin + e >= 0 && begin + e < width; }
 
-  __device__ __forceinline__ uint4 load(const T* row) const {
+  GVR_DEVICE uint4 load(const T* row) const {
     if (is_whole()) return __ldcs(reinterpret_cast<const uint4*>(row + begin));
     uint4 vec = negative_infinity_vec<T>();
     T* const elements = reinterpret_cast<T*>(&vec);
@@ -38,7 +38,7 @@ struct Piece {
   }
 
   // Bits of the elements that a mask with a bit for each token allows.
-  __device__ __forceinline__ uint32_t allowed(const uint32_t* allow) const {
+  GVR_DEVICE uint32_t allowed(const uint32_t* allow) const {
     if (allow == nullptr) return ~0u;
     const int first = max(begin, 0), last = min(begin + kPerVec<T>, width) - 1;
     return __funnelshift_r(allow[first / 32], allow[last / 32], first % 32) << (first - begin);
@@ -49,7 +49,7 @@ struct Piece {
 struct Decision {
   SampleLimits limits;
 
-  __device__ __forceinline__ bool keeps(float x, bool is_allowed, int token) const {
+  GVR_DEVICE bool keeps(float x, bool is_allowed, int token) const {
     if ((limits.flags & kFlagNoCandidate) != 0) return token == limits.token;
     const uint32_t key = is_allowed && !isnan(x) ? order_key(x) : kNegInfKey;
     return key > limits.key ||
@@ -59,8 +59,8 @@ struct Decision {
 
 // Stores the elements of a vector that are kept, and -inf for the others.
 template <typename T>
-__device__ __forceinline__ void store_masked(const Decision& decision, const Piece<T>& piece, uint4 vec,
-                                             uint32_t allowed, T* row) {
+GVR_DEVICE void store_masked(const Decision& decision, const Piece<T>& piece, uint4 vec, uint32_t allowed,
+                             T* row) {
   const uint4 absent = negative_infinity_vec<T>();
   uint32_t dropped = 0;
 #pragma unroll
@@ -88,8 +88,8 @@ __device__ __forceinline__ void store_masked(const Decision& decision, const Pie
 
 // Stores the probabilities of a vector's elements.
 template <typename T>
-__device__ __forceinline__ void store_probabilities(const Decision& decision, const Piece<T>& piece,
-                                                    const uint4& vec, uint32_t allowed, float* row) {
+GVR_DEVICE void store_probabilities(const Decision& decision, const Piece<T>& piece, const uint4& vec,
+                                    uint32_t allowed, float* row) {
   const SampleLimits& limits = decision.limits;
   const double total = __ull2double_rn(limits.mass);
   const float scale = sampling::mass_scale(limits.temperature);

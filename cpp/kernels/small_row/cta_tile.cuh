@@ -14,8 +14,7 @@ namespace gvr_topk::small_row {
 // Returns the mask of the keys for which set_bit(sum, key, bit) adds its bit to the sum. for_each(visit)
 // calls visit(index) for the keys that count.
 template <int kValues, typename ForEach, typename SetBit>
-__device__ __forceinline__ auto mask_of_keys(const uint32_t (&keys)[kValues], ForEach for_each,
-                                             SetBit set_bit) {
+GVR_DEVICE auto mask_of_keys(const uint32_t (&keys)[kValues], ForEach for_each, SetBit set_bit) {
   constexpr int kWords = kValues > kValuesPerThread ? kValues / kValuesPerThread : 1;
   constexpr int kHalf = kValuesPerThread / 2;
   ptx::BitAccumulator accumulators[kWords];
@@ -52,7 +51,7 @@ struct CtaTile {
   uint32_t bits[kValues];  // bits of the values; later the keys, without their invariant low bits
 
   // Starts the loads of the row as far as its buffer goes. `whole`: the buffer is whole vectors.
-  __device__ __forceinline__ void load(const RowView<T>& row, bool whole) {
+  GVR_DEVICE void load(const RowView<T>& row, bool whole) {
     const int there = row.n;
     begin = (threadIdx.x >> 5) * kVecs * kGroup;
     const int first = begin + (threadIdx.x & 31) * kPerVec<T>;
@@ -81,7 +80,7 @@ struct CtaTile {
   }
 
   template <int kVec = 0>
-  __device__ __forceinline__ void load_before(int end, const T* data) {
+  GVR_DEVICE void load_before(int end, const T* data) {
     if constexpr (kVec < kVecs) {
       constexpr int kIndex = kVec * kGroup;
       ptx::load_streaming_before<kIndex * sizeof(T)>(kIndex, end, raw[kVec], data);
@@ -90,7 +89,7 @@ struct CtaTile {
   }
 
   // Takes the row from shared memory, as far as it is staged there.
-  __device__ __forceinline__ void load(const StagedRow& staged) {
+  GVR_DEVICE void load(const StagedRow& staged) {
     const int first = (threadIdx.x >> 5) * kVecs;
     begin = first * kGroup;
     int warp = first / staged.vecs, vec = first - warp * staged.vecs;
@@ -104,7 +103,7 @@ struct CtaTile {
 
   // Waits for the loads, and puts -inf behind the row's end. `may_pass_end`: whether the loaded vectors may
   // reach behind that end.
-  __device__ __forceinline__ void wait(int n, int lane, bool may_pass_end = kLoadsEarly) {
+  GVR_DEVICE void wait(int n, int lane, bool may_pass_end = kLoadsEarly) {
     for_each_index(
         [&](int i) { bits[i] = __float_as_uint(element<T>(raw[i / kPerVec<T>], i % kPerVec<T>)); });
     if (!may_pass_end || begin + kVecs * kGroup <= n) return;
@@ -114,40 +113,37 @@ struct CtaTile {
     });
   }
 
-  __device__ __forceinline__ void make_keys() {
+  GVR_DEVICE void make_keys() {
     for_each_index([&](int i) { bits[i] = order_key(value(i)) >> kInvariantBits<T>; });
   }
 
-  __device__ __forceinline__ float value(int index) const { return __uint_as_float(bits[index]); }
+  GVR_DEVICE float value(int index) const { return __uint_as_float(bits[index]); }
 
   // Calls visit(index) for every element of the lane.
   template <typename Visit>
-  __device__ __forceinline__ void for_each_index(Visit visit) const {
+  GVR_DEVICE void for_each_index(Visit visit) const {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) visit(i);
   }
 
   // Returns `mask_of_keys` over all elements of the lane.
   template <typename SetBit>
-  __device__ __forceinline__ LaneMask<kWords> mask_of(SetBit set_bit) const {
+  GVR_DEVICE LaneMask<kWords> mask_of(SetBit set_bit) const {
     return mask_of_keys(bits, [&](auto visit) { for_each_index(visit); }, set_bit);
   }
 
   // Returns the bits of the element at an index known only at run time.
-  __device__ __forceinline__ uint32_t bits_at(uint32_t index) const {
-    return register_at<0, kValues>(bits, index);
-  }
+  GVR_DEVICE uint32_t bits_at(uint32_t index) const { return register_at<0, kValues>(bits, index); }
 
   // Returns the row position of the element at an index.
-  __device__ __forceinline__ uint32_t position(int lane, uint32_t index) const {
+  GVR_DEVICE uint32_t position(int lane, uint32_t index) const {
     return begin + index / kPerVec<T> * kGroup + lane * kPerVec<T> + index % kPerVec<T>;
   }
 
   // Calls visit(word, bit, rank) for the lane's elements of a set: which element of which word, and how many
   // elements of the whole warp come earlier. All lanes take part.
   template <typename Visit>
-  __device__ __forceinline__ static void for_each_in_order_of(const LaneMask<kWords>& set, int lane,
-                                                              Visit visit) {
+  GVR_DEVICE static void for_each_in_order_of(const LaneMask<kWords>& set, int lane, Visit visit) {
     uint32_t passed = 0;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
@@ -160,9 +156,8 @@ struct CtaTile {
 // Stages the positions of selected elements in ascending order; earlier warps have selected `before`. A block
 // barrier comes next.
 template <typename Context, typename Tile>
-__device__ __forceinline__ void stage_selected(const Context& ctx, const Tile& tile,
-                                               const LaneMask<Tile::kWords>& selected, uint32_t before,
-                                               uint16_t* staged) {
+GVR_DEVICE void stage_selected(const Context& ctx, const Tile& tile, const LaneMask<Tile::kWords>& selected,
+                               uint32_t before, uint16_t* staged) {
   using T = typename Context::Element;
   constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1;
   constexpr int kWordVecs = kVecsOfTile<T>;
@@ -194,8 +189,8 @@ __device__ __forceinline__ void stage_selected(const Context& ctx, const Tile& t
 // Takes masked elements, those of -inf, out of a selection. The tile holds keys. `before` becomes the number
 // that earlier warps have selected, and the result is that of all warps. It takes one block barrier.
 template <typename T, typename Tile>
-__device__ __forceinline__ int drop_masked(const RowContext<T>& ctx, const Tile& tile,
-                                           LaneMask<Tile::kWords>& selected, uint32_t& before) {
+GVR_DEVICE int drop_masked(const RowContext<T>& ctx, const Tile& tile, LaneMask<Tile::kWords>& selected,
+                           uint32_t& before) {
   constexpr uint32_t kMasked = kNegInfKey >> kInvariantBits<T>;
   uint32_t* const in_warp = ctx.shared->warp_value[2];
   const LaneMask<Tile::kWords> unmasked =
@@ -221,7 +216,7 @@ struct WordTile {
 
   // Calls visit(index) for every element of the lane.
   template <typename Visit>
-  __device__ __forceinline__ void for_each_index(Visit visit) const {
+  GVR_DEVICE void for_each_index(Visit visit) const {
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
       if (w >= words) break;
@@ -232,14 +227,12 @@ struct WordTile {
 
   // Returns `mask_of_keys` over all elements of the lane.
   template <typename SetBit>
-  __device__ __forceinline__ LaneMask<kWords> mask_of(SetBit set_bit) const {
+  GVR_DEVICE LaneMask<kWords> mask_of(SetBit set_bit) const {
     return mask_of_keys(bits, [&](auto visit) { for_each_index(visit); }, set_bit);
   }
 
   // Returns the bits of the element at an index known only at run time.
-  __device__ __forceinline__ uint32_t bits_at(uint32_t index) const {
-    return register_at<0, kSize>(bits, index);
-  }
+  GVR_DEVICE uint32_t bits_at(uint32_t index) const { return register_at<0, kSize>(bits, index); }
 };
 
 }  // namespace gvr_topk::small_row

@@ -21,7 +21,7 @@ struct RankedRange {
 
   // Returns whether the range has one key, or all of its elements are selected, so that its lower end serves
   // as the k-th key.
-  __device__ __forceinline__ bool is_done() const { return keys.length == 0 || rank == count; }
+  GVR_DEVICE bool is_done() const { return keys.length == 0 || rank == count; }
 };
 
 template <typename T, typename Bins>
@@ -31,8 +31,8 @@ constexpr int kFirstShift = 32 - kInvariantBits<T> - Bins::kLog2Bins;
 // the set of bins for the first round, which is clear. The other set is clear if `rounds` is zero; otherwise
 // the first round clears it. `dense_bin` becomes the number of elements in the first round's bin.
 template <typename Context, typename Tile, typename Bins>
-__device__ __forceinline__ RankedRange narrow_keys(const Context& ctx, const Tile& tile, Bins& bins,
-                                                   int& rounds, uint32_t& dense_bin) {
+GVR_DEVICE RankedRange narrow_keys(const Context& ctx, const Tile& tile, Bins& bins, int& rounds,
+                                   uint32_t& dense_bin) {
   using T = typename Context::Element;
   constexpr int kBins = Bins::kBins;
   RankedRange range{{0, kMaxKey >> kInvariantBits<T>}, static_cast<uint32_t>(ctx.k), kMaxKey};
@@ -67,7 +67,7 @@ __device__ __forceinline__ RankedRange narrow_keys(const Context& ctx, const Til
 }
 
 template <typename Tile>
-__device__ __forceinline__ PartitionOf<Tile> partition_at(const Tile& tile, const RankedRange& range) {
+GVR_DEVICE PartitionOf<Tile> partition_at(const Tile& tile, const RankedRange& range) {
   PartitionOf<Tile> partition;
   const bool takes_all = range.rank == range.count;
   // A range that is taken whole has a base above zero, because more than k elements lie in the row.
@@ -87,7 +87,7 @@ __device__ __forceinline__ PartitionOf<Tile> partition_at(const Tile& tile, cons
 // Returns the window for the next step, so wide that about four elements share a bin. There is none around a
 // value that many elements have.
 template <typename T, typename Bins>
-__device__ __forceinline__ float window_around(uint32_t base, uint32_t dense_bin, bool tied) {
+GVR_DEVICE float window_around(uint32_t base, uint32_t dense_bin, bool tied) {
   constexpr int kShift = kFirstShift<T, Bins>;
   const uint32_t low = base >> kShift << kShift;
   const uint32_t high = low | ((1u << kShift) - 1);
@@ -100,8 +100,8 @@ __device__ __forceinline__ float window_around(uint32_t base, uint32_t dense_bin
 // stores the window for the next step there. Returns a key that all elements above the boundary exceed, and
 // that is the k-th key if all elements inside are equal.
 template <typename Context, typename Tile, typename Bins, typename Next>
-__device__ __forceinline__ uint32_t partition_by_keys(const Context& ctx, const Tile& tile, Bins& bins,
-                                                      int& rounds, Next* next, PartitionOf<Tile>& partition) {
+GVR_DEVICE uint32_t partition_by_keys(const Context& ctx, const Tile& tile, Bins& bins, int& rounds,
+                                      Next* next, PartitionOf<Tile>& partition) {
   using T = typename Context::Element;
   uint32_t dense_bin = 0;
   const RankedRange range = narrow_keys(ctx, tile, bins, rounds, dense_bin);

@@ -28,11 +28,11 @@ struct alignas(128) RoundBins {
   alignas(16) uint64_t boundary[kRankDirectly];
 
   // Clears this thread's bins of one set. All threads have read theirs.
-  __device__ __forceinline__ void clear_set(int which, int thread) {
+  GVR_DEVICE void clear_set(int which, int thread) {
     reinterpret_cast<uint4*>(set[which])[thread] = make_uint4(0, 0, 0, 0);
   }
 
-  __device__ __forceinline__ void clear(int thread) {
+  GVR_DEVICE void clear(int thread) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) clear_set(i, thread);
     if (thread < kRankDirectly) boundary[thread] = 0;
@@ -42,8 +42,8 @@ struct alignas(128) RoundBins {
 // Finds the bin of the rank-th largest of the elements that all warps have counted in `set`, behind a block
 // barrier. `other` is no longer in use, and is cleared if `clear`.
 template <typename Context, typename Bins>
-__device__ __forceinline__ BinHit locate(const Context& ctx, Bins& bins, const uint32_t* set, uint32_t* other,
-                                         bool clear, uint32_t rank) {
+GVR_DEVICE BinHit locate(const Context& ctx, Bins& bins, const uint32_t* set, uint32_t* other, bool clear,
+                         uint32_t rank) {
   return locate_in_block<4>(set, bins.group, bins.hit, rank, ctx.warp, ctx.lane, [&] {
     if (clear) reinterpret_cast<uint4*>(other)[ctx.thread] = make_uint4(0, 0, 0, 0);
   });
@@ -55,7 +55,7 @@ struct Partition {
   uint32_t rank;            // how many elements inside are selected
   uint32_t boundary_count;  // number of elements inside; 0 if none is left to choose
 
-  __device__ __forceinline__ void take_all() {
+  GVR_DEVICE void take_all() {
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
       above.word[w] |= inside.word[w];
@@ -73,9 +73,8 @@ using PartitionOf = Partition<Tile::kWords>;
 // the k-th key if there are elements inside. `key_of` makes a key of the bits in a tile. This takes one block
 // barrier.
 template <typename Context, typename Tile, typename Bins, typename KeyOf>
-__device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& tile, Bins& bins,
-                                                PartitionOf<Tile>& partition, uint32_t& before, uint32_t& kth,
-                                                KeyOf key_of) {
+GVR_DEVICE void select_boundary(const Context& ctx, const Tile& tile, Bins& bins,
+                                PartitionOf<Tile>& partition, uint32_t& before, uint32_t& kth, KeyOf key_of) {
   auto& smem = *ctx.shared;
   const uint32_t here = __reduce_add_sync(0xffffffffu, partition.above.count());
   if (ctx.lane == 0) smem.warp_value[0][ctx.warp] = here;
@@ -126,8 +125,8 @@ __device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& 
 // As `select_boundary`, for many elements inside, all of them equal: the first `rank` in index order are
 // selected.
 template <typename Context, typename Tile>
-__device__ __forceinline__ void select_ties(const Context& ctx, const Tile& tile,
-                                            PartitionOf<Tile>& partition, uint32_t& before) {
+GVR_DEVICE void select_ties(const Context& ctx, const Tile& tile, PartitionOf<Tile>& partition,
+                            uint32_t& before) {
   auto& smem = *ctx.shared;
   const uint32_t above = __reduce_add_sync(0xffffffffu, partition.above.count());
   const uint32_t tied = __reduce_add_sync(0xffffffffu, partition.inside.count());
@@ -145,9 +144,8 @@ __device__ __forceinline__ void select_ties(const Context& ctx, const Tile& tile
 // Moves the selected elements from `inside` to `above`. `tied`: the elements inside are equal, and too many
 // to be compared with each other.
 template <typename Context, typename Tile, typename Bins, typename KeyOf>
-__device__ __forceinline__ void select_inside(const Context& ctx, const Tile& tile, Bins& bins,
-                                              PartitionOf<Tile>& partition, bool tied, uint32_t& before,
-                                              uint32_t& kth, KeyOf key_of) {
+GVR_DEVICE void select_inside(const Context& ctx, const Tile& tile, Bins& bins, PartitionOf<Tile>& partition,
+                              bool tied, uint32_t& before, uint32_t& kth, KeyOf key_of) {
   if (tied) {
     select_ties(ctx, tile, partition, before);
   } else {

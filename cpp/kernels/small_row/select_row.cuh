@@ -25,10 +25,9 @@ inline constexpr size_t select_bytes(int k) { return sizeof(SelectShared) + size
 // `last_window` is the first number of the row's state. The thread whose `next` is not null stores the state
 // for the next step there.
 template <bool kOptions, typename T, int kValues>
-__device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTraits& traits,
-                                           const RowJob<T, kOptions>& job, CtaTile<T, kValues>& tile,
-                                           SelectShared& own, const OutputWriter& output, float last_window,
-                                           StepState* next, PhaseClock& clock) {
+GVR_DEVICE void select_row(const TopkParams& p, const LaunchTraits& traits, const RowJob<T, kOptions>& job,
+                           CtaTile<T, kValues>& tile, SelectShared& own, const OutputWriter& output,
+                           float last_window, StepState* next, PhaseClock& clock) {
   const RowContext<T>& ctx = job.ctx;
   Shared& smem = *ctx.shared;
   PartitionOf<CtaTile<T, kValues>> partition;

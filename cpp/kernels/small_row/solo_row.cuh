@@ -87,8 +87,8 @@ __device__ __noinline__ void select_solo_row_in(const TopkParams& p, const Launc
 }
 
 template <Family kFamily, typename T, bool kOptions>
-__device__ __forceinline__ void select_solo_row(const TopkParams& p, const LaunchTraits& traits,
-                                                const SmemLayout& layout, const SoloRow& solo) {
+GVR_DEVICE void select_solo_row(const TopkParams& p, const LaunchTraits& traits, const SmemLayout& layout,
+                                const SoloRow& solo) {
   constexpr bool kAllAreShort = values_of_solo_row(longest_solo_row(kFamily)) == kValuesPerThread;
   if (kAllAreShort || values_of_solo_row(solo.length) == kValuesPerThread) {
     select_solo_row_in<T, kValuesPerThread, kOptions>(p, traits, layout, solo);

@@ -21,7 +21,7 @@ struct ValueWindow {
   float scale, bias;
 
   // Unpacks a float for which `is_window` holds.
-  __device__ __forceinline__ explicit ValueWindow(float packed_window) {
+  GVR_DEVICE explicit ValueWindow(float packed_window) {
     const uint32_t bits = __float_as_uint(packed_window);
     const int centre = static_cast<int>(bits << 9) >> 9;
     scale = __uint_as_float(kSign | ((253u << 23) - (bits & kExponent)));  // -1 / (2 radius)
@@ -30,8 +30,8 @@ struct ValueWindow {
 
   // Returns the bin of a value, plus first_bin(). A greater value, and NaN, lies in no lower bin. Everything
   // above the window falls into the last bin, everything below into the first.
-  __device__ __forceinline__ static uint32_t first_bin() { return __float_as_uint(ptx::kIntegerBase); }
-  __device__ __forceinline__ uint32_t bin(float x) const {
+  GVR_DEVICE static uint32_t first_bin() { return __float_as_uint(ptx::kIntegerBase); }
+  GVR_DEVICE uint32_t bin(float x) const {
     const float depth = __saturatef(fmaf(x, scale, bias));  // NaN becomes zero.
     return __float_as_uint(fmaf(depth, 1.0f - kBins, ptx::kIntegerBase + (kBins - 1.0f)));
   }
@@ -41,7 +41,7 @@ struct ValueWindow {
   // halves if the value hardly moves or elements are dense, until bins hold about one element. The first and
   // the last warp also count the elements outside of the window, so a window whose k-th value is in one of
   // their bins mostly halves, however far the value moved.
-  __device__ __forceinline__ static float updated(float packed_window, uint32_t bin, uint32_t near) {
+  GVR_DEVICE static float updated(float packed_window, uint32_t bin, uint32_t near) {
     constexpr int kSteady = kBins / 128, kFar = kBins / 32;
     constexpr uint32_t kSparse = 1 << kLog2Group, kFew = 4 * kSparse, kDense = 8 * kSparse;
     const int move = static_cast<int>(bin) - kBins / 2;
@@ -56,7 +56,7 @@ struct ValueWindow {
   }
 
   // Returns the window to leave after a step that had none; the radius is rounded down.
-  __device__ __forceinline__ static float around(float kth, float radius) {
+  GVR_DEVICE static float around(float kth, float radius) {
     const uint32_t exponent = __float_as_uint(radius) & kExponent;
     const float centre = kth * __uint_as_float((260u << 23) - exponent);
     return packed(exponent, fabsf(centre) < kMostCentre ? __float2int_rn(centre) : kMostCentre);
@@ -64,7 +64,7 @@ struct ValueWindow {
 
  private:
   // Packs a window. Extreme radii, and centres that do not fit, become kStateUnknown.
-  __device__ __forceinline__ static float packed(uint32_t exponent, int centre) {
+  GVR_DEVICE static float packed(uint32_t exponent, int centre) {
     constexpr uint32_t kLeast = 67u << 23, kMost = 187u << 23;
     const bool sound = exponent - kLeast <= kMost - kLeast && abs(centre) < kMostCentre;
     const uint32_t bits = kSign | exponent | (static_cast<uint32_t>(centre) & kMantissa);
@@ -82,14 +82,14 @@ struct ValueWindowCounter {
   WindowType value_window;
   uint32_t first;
 
-  __device__ __forceinline__ ValueWindowCounter(const Bins& bins, float packed_window)
+  GVR_DEVICE ValueWindowCounter(const Bins& bins, float packed_window)
       : value_window(packed_window),
         first(ptx::shared_address(bins.set[0]) - sizeof(uint32_t) * WindowType::first_bin()) {
     ptx::keep(first);
   }
 
   // Returns the bin, plus WindowType::first_bin().
-  __device__ __forceinline__ uint32_t count(float value) const {
+  GVR_DEVICE uint32_t count(float value) const {
     const uint32_t bin = value_window.bin(value);
     ptx::increment_shared(first + sizeof(uint32_t) * bin);
     return bin;
@@ -98,19 +98,18 @@ struct ValueWindowCounter {
 
 // Stores a window for the next step. A state is stored as a whole, because rows of any length may name its
 // slot; in shared memory a window stands alone.
-__device__ __forceinline__ void store_window(StepState* next, float packed_window) {
+GVR_DEVICE void store_window(StepState* next, float packed_window) {
   *next = StepState{packed_window, 0.0f, 0.0f, 0};
 }
-__device__ __forceinline__ void store_window(float* next, float packed_window) { *next = packed_window; }
+GVR_DEVICE void store_window(float* next, float packed_window) { *next = packed_window; }
 
 // Partitions a row by the bins of the last step's window. All warps have counted their elements in these
 // bins, and a block barrier has followed. Returns false if the k-th element lies outside the window, or
 // shares its bin with too many elements. The thread whose `next` is not null stores the next window there.
 // bin_of(i) is the bin of element i.
 template <typename Context, typename Tile, typename Bins, typename Next, typename BinOf>
-__device__ __forceinline__ bool partition_by_window(const Context& ctx, const Tile& tile, Bins& bins,
-                                                    float packed_window, Next* next,
-                                                    PartitionOf<Tile>& partition, BinOf bin_of) {
+GVR_DEVICE bool partition_by_window(const Context& ctx, const Tile& tile, Bins& bins, float packed_window,
+                                    Next* next, PartitionOf<Tile>& partition, BinOf bin_of) {
   using WindowType = ValueWindow<Bins::kBins>;
   const BinHit hit = locate(ctx, bins, bins.set[0], bins.set[1], false, ctx.k);
   if (hit.count > kRankDirectly || hit.bin - 1 > Bins::kBins - 3) return false;
@@ -139,9 +138,8 @@ __device__ __forceinline__ bool partition_by_window(const Context& ctx, const Ti
 
 // Counts a row in the bins of the last step's window, and partitions it by them (`partition_by_window`).
 template <typename Context, typename Tile, typename Bins>
-__device__ __forceinline__ bool try_predicted_window(const Context& ctx, const Tile& tile, Bins& bins,
-                                                     float packed_window, StepState* next,
-                                                     PartitionOf<Tile>& partition) {
+GVR_DEVICE bool try_predicted_window(const Context& ctx, const Tile& tile, Bins& bins, float packed_window,
+                                     StepState* next, PartitionOf<Tile>& partition) {
   ValueWindowCounter<Bins> counter(bins, packed_window);
   // If registers are short, bins are computed again.
   constexpr bool kKeepsBins = Tile::kKeepsBins;

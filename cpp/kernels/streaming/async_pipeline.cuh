@@ -19,11 +19,11 @@ struct CandidateBuffer : ChunkedStore<BufferedValue, kWarps> {
   using ChunkedStore::ChunkedStore;
 
   // Whether `x` was buffered: padding is -inf, and -inf never is.
-  __device__ __forceinline__ static bool is_buffered(const BufferedValue& x) { return x.value != -INFINITY; }
+  GVR_DEVICE static bool is_buffered(const BufferedValue& x) { return x.value != -INFINITY; }
 
   // Turns every NaN into infinity and everything else into -inf, because NaN itself does not compare. All
   // lanes take part.
-  __device__ __forceinline__ void keep_only_nan(int lane) const {
+  GVR_DEVICE void keep_only_nan(int lane) const {
     __syncwarp();
 #pragma unroll 1
     for (int i = lane; i < count; i += 32) {
@@ -36,7 +36,7 @@ struct CandidateBuffer : ChunkedStore<BufferedValue, kWarps> {
   // Calls visit(candidate) for this lane's part of the candidates, in index order. All lanes take part; some
   // get -inf.
   template <typename Visit>
-  __device__ __forceinline__ void for_each(int lane, Visit visit) const {
+  GVR_DEVICE void for_each(int lane, Visit visit) const {
     ChunkedStore::for_each(lane, rotation, BufferedValue{0, -INFINITY}, visit);
   }
 };
@@ -53,8 +53,7 @@ struct AsyncPipeline : TileRing<T, kRingDepth> {
   // parts a power of two apart would crowd the same memory channels.
   int first;
 
-  __device__ __forceinline__ AsyncPipeline(const T* part, int elements, int warp, int lane,
-                                           const void* storage)
+  GVR_DEVICE AsyncPipeline(const T* part, int elements, int warp, int lane, const void* storage)
       : TileRing<T, kRingDepth>(storage, warp, lane),
         data(part + lane * kPerVec<T>),
         length(elements),
@@ -69,12 +68,12 @@ struct TileProducer {
   int left;        // elements of the part from `from` on
   int tiles_left;  // tiles still to be fetched
 
-  __device__ __forceinline__ explicit TileProducer(const AsyncPipeline<T>& pipeline)
+  GVR_DEVICE explicit TileProducer(const AsyncPipeline<T>& pipeline)
       : from(pipeline.data + pipeline.first * kTileElements),
         left(pipeline.length - pipeline.first * kTileElements),
         tiles_left(pipeline.tiles) {}
 
-  __device__ __forceinline__ void fetch(const AsyncPipeline<T>& pipeline, uint32_t slot) {
+  GVR_DEVICE void fetch(const AsyncPipeline<T>& pipeline, uint32_t slot) {
     if (tiles_left > 0) pipeline.fetch(from, left, slot);
     ptx::commit_copies();  // Empty groups count too, when groups are waited for.
     --tiles_left;
@@ -90,8 +89,8 @@ struct TileProducer {
 // Streams this warp's part, whose first tiles are under way, and buffers the elements that are not below
 // `lo`.
 template <typename T>
-__device__ __forceinline__ void filter_row(const RowContext<T>& ctx, const AsyncPipeline<T>& pipeline,
-                                           TileProducer<T>& producer, float lo, CandidateBuffer& buffer) {
+GVR_DEVICE void filter_row(const RowContext<T>& ctx, const AsyncPipeline<T>& pipeline,
+                           TileProducer<T>& producer, float lo, CandidateBuffer& buffer) {
   // The position of this lane's first element in the tile.
   int position = static_cast<int>(pipeline.data - ctx.row.data) + ctx.lane * (kValuesPerThread - kPerVec<T>);
   const int end = position + pipeline.tiles * kTileElements;
@@ -119,26 +118,23 @@ __device__ __forceinline__ void filter_row(const RowContext<T>& ctx, const Async
 
 // Returns whether ties of the tie key may be most of the row. They are not in a row that is masked nearly
 // everywhere, nor in one of infinities.
-__device__ __forceinline__ bool may_be_dense(const KeyInterval& interval) {
+GVR_DEVICE bool may_be_dense(const KeyInterval& interval) {
   return interval.tie_key() != kAbsentKey && interval.lo != kLeastFiniteKey && interval.lo != kPosInfKey;
 }
 
 // The rings of all warps follow the list, and the candidate buffer follows them.
 template <typename T>
-__device__ __forceinline__ unsigned char* pipeline_storage(const RowContext<T>& ctx,
-                                                           const LaunchTraits& traits) {
+GVR_DEVICE unsigned char* pipeline_storage(const RowContext<T>& ctx, const LaunchTraits& traits) {
   return static_cast<unsigned char*>(ctx.list.end(traits.list_capacity()));
 }
 
 template <typename T>
-__device__ __forceinline__ BufferedValue* buffer_storage(const RowContext<T>& ctx,
-                                                         const LaunchTraits& traits) {
+GVR_DEVICE BufferedValue* buffer_storage(const RowContext<T>& ctx, const LaunchTraits& traits) {
   return reinterpret_cast<BufferedValue*>(pipeline_storage(ctx, traits) + kWarps * AsyncPipeline<T>::kBytes);
 }
 
 template <typename T>
-__device__ __forceinline__ AsyncPipeline<T> make_pipeline(const RowContext<T>& ctx,
-                                                          const LaunchTraits& traits) {
+GVR_DEVICE AsyncPipeline<T> make_pipeline(const RowContext<T>& ctx, const LaunchTraits& traits) {
   const int span = warp_span(ctx.row.n, ctx.log2_ctas, sizeof(T));
   const int begin = min((ctx.rank * kWarps + ctx.warp) * span, ctx.row.n);
   return AsyncPipeline<T>(ctx.row.data + begin, min(span, ctx.row.n - begin), ctx.warp, ctx.lane,
@@ -146,8 +142,8 @@ __device__ __forceinline__ AsyncPipeline<T> make_pipeline(const RowContext<T>& c
 }
 
 template <typename T>
-__device__ __forceinline__ CandidateBuffer make_buffer(const RowContext<T>& ctx, const LaunchTraits& traits,
-                                                       const SmemLayout& layout) {
+GVR_DEVICE CandidateBuffer make_buffer(const RowContext<T>& ctx, const LaunchTraits& traits,
+                                       const SmemLayout& layout) {
   return CandidateBuffer(buffer_storage(ctx, traits), ctx.shared->buffer_chunks[ctx.warp],
                          layout.buffer_chunks, ctx.warp);
 }
@@ -155,9 +151,8 @@ __device__ __forceinline__ CandidateBuffer make_buffer(const RowContext<T>& ctx,
 // Buffers the elements of tiles under way that are not below the interval. An interval that may be dense is
 // left to `radix_fallback`, but only once all CTAs agree on it: until then the buffer counts as full.
 template <typename T>
-__device__ __forceinline__ void collect(const RowContext<T>& ctx, const AsyncPipeline<T>& pipeline,
-                                        TileProducer<T>& producer, const KeyInterval& interval,
-                                        CandidateBuffer& buffer) {
+GVR_DEVICE void collect(const RowContext<T>& ctx, const AsyncPipeline<T>& pipeline, TileProducer<T>& producer,
+                        const KeyInterval& interval, CandidateBuffer& buffer) {
   buffer.claim_part(ctx.lane);
   buffer.full = may_be_dense(interval);
   if (buffer.full) {

@@ -18,9 +18,9 @@ constexpr uint32_t kBufferWasFull = 1u << 20;
 // Counts the candidates above the interval and lists those inside, here and then in every CTA. `meanwhile`
 // runs while the lists are on their way.
 template <typename T, typename Meanwhile>
-__device__ __forceinline__ CountResult exchange(const RowContext<T>& ctx, const KeyInterval& interval,
-                                                const CandidateBuffer& buffer, uint32_t parity,
-                                                PhaseClock& clock, Meanwhile meanwhile) {
+GVR_DEVICE CountResult exchange(const RowContext<T>& ctx, const KeyInterval& interval,
+                                const CandidateBuffer& buffer, uint32_t parity, PhaseClock& clock,
+                                Meanwhile meanwhile) {
   Shared& smem = *ctx.shared;
   const uint32_t tie_key = interval.tie_key();
   const float lo = interval.low(), hi = interval.high();
@@ -48,10 +48,9 @@ __device__ __forceinline__ CountResult exchange(const RowContext<T>& ctx, const 
 // Writes this CTA's selected positions, in ascending order, at their final offsets. `report` runs before
 // that, when all warps of the CTA have counted.
 template <typename T, typename Report>
-__device__ __forceinline__ void emit_buffer(const RowContext<T>& ctx, const KeyInterval& interval,
-                                            const ListedKeys& listed, const Threshold& threshold,
-                                            uint32_t before, const CandidateBuffer& buffer,
-                                            const OutputWriter& output, PhaseClock& clock, Report report) {
+GVR_DEVICE void emit_buffer(const RowContext<T>& ctx, const KeyInterval& interval, const ListedKeys& listed,
+                            const Threshold& threshold, uint32_t before, const CandidateBuffer& buffer,
+                            const OutputWriter& output, PhaseClock& clock, Report report) {
   count_listed(ctx, listed, threshold);
   uint32_t counts = 0;
   const float level = key_to_float(threshold.key);
@@ -91,12 +90,11 @@ __device__ __forceinline__ void emit_buffer(const RowContext<T>& ctx, const KeyI
 // Finishes a row whose k-th key lies in the interval: refine, emit, and the state for the next step.
 // `of_nan`: infinity in the buffer stands for NaN in the row.
 template <typename T, bool kOptions>
-__device__ __forceinline__ void finish_row(const TopkParams& p, const LaunchTraits& traits,
-                                           const RowJob<T, kOptions>& job, const KeyInterval& interval,
-                                           const CountResult& result, const CandidateBuffer& buffer,
-                                           const Moments& moments, uint32_t source, int passes, int rounds,
-                                           const OutputWriter& output, StepState* next, PhaseClock& clock,
-                                           bool of_nan = false) {
+GVR_DEVICE void finish_row(const TopkParams& p, const LaunchTraits& traits, const RowJob<T, kOptions>& job,
+                           const KeyInterval& interval, const CountResult& result,
+                           const CandidateBuffer& buffer, const Moments& moments, uint32_t source, int passes,
+                           int rounds, const OutputWriter& output, StepState* next, PhaseClock& clock,
+                           bool of_nan = false) {
   const RowContext<T>& ctx = job.ctx;
   clock.stamp();
   int snaps = 0;

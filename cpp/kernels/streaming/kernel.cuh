@@ -40,7 +40,7 @@ inline size_t streaming_bytes(const LaunchTraits& traits, const SmemLayout& layo
 // Prefetches the start of the row into L2 before the row's length is known, each CTA a part. A row much
 // shorter than its buffer is then under way, and in a longer row these elements are read anyway.
 template <typename T>
-__device__ __forceinline__ void prefetch_row(const RowContext<T>& ctx) {
+GVR_DEVICE void prefetch_row(const RowContext<T>& ctx) {
   constexpr int kPrefetchBytes = 16384, kElements = kPrefetchBytes / sizeof(T);
   const int begin = ctx.rank * kElements;
   if (ctx.thread == kThreads - 32 && begin + kElements <= ctx.row.n) {

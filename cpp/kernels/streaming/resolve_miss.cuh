@@ -20,8 +20,7 @@ namespace gvr_topk::streaming {
 // Finds the position up to which everything is selected: just behind the `tie_quota`-th element that is not a
 // candidate. Only the block whose part of the row comes first calls this.
 template <typename T>
-__device__ __forceinline__ int end_of_all(const RowContext<T>& ctx, const CandidateBuffer& buffer,
-                                          uint32_t tie_quota) {
+GVR_DEVICE int end_of_all(const RowContext<T>& ctx, const CandidateBuffer& buffer, uint32_t tie_quota) {
   Shared& smem = *ctx.shared;
   static_assert(32 * kRadixBins >= kStreamingMaxK, "one bit for each of the first k positions");
   uint32_t* const buffered = smem.hist;
@@ -49,9 +48,8 @@ __device__ __forceinline__ int end_of_all(const RowContext<T>& ctx, const Candid
 // least finite value: less than k elements are at or above it. `items`: k, or only those elements if the
 // others are dropped.
 template <typename T>
-__device__ __forceinline__ void emit_masked(const RowContext<T>& ctx, const CandidateBuffer& buffer,
-                                            const CountResult& result, int items,
-                                            const OutputWriter& output) {
+GVR_DEVICE void emit_masked(const RowContext<T>& ctx, const CandidateBuffer& buffer,
+                            const CountResult& result, int items, const OutputWriter& output) {
   Shared& smem = *ctx.shared;
   const uint32_t tie_quota = items - (result.above + result.inside);
   if (ctx.lane == 0) smem.warp_value[0][ctx.warp] = buffer.count;

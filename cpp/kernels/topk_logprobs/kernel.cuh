@@ -37,7 +37,7 @@ constexpr int kNoToken = -1;
 static_assert(sampling::kMaxCandidates == kMaxRankedTokens);
 
 // A key that `share` threads of this CTA reach with their largest values, whose keys they give.
-__device__ __forceinline__ uint32_t reached_by(const Team& team, uint32_t own, int share) {
+GVR_DEVICE uint32_t reached_by(const Team& team, uint32_t own, int share) {
   team.smem->maxima[team.thread] = own;
   if (team.thread == 0) team.smem->word = kMaxKey;
   __syncthreads();
@@ -53,13 +53,12 @@ struct RowSummary {
   uint32_t key;    // that of the given token, or 0
   int token;       // the given token, or kNoToken
 
-  __device__ __forceinline__ float max() const { return key_to_float(best); }
+  GVR_DEVICE float max() const { return key_to_float(best); }
 };
 
 // Exchanges what the CTAs have found. `token` is what this CTA has read as the given token.
 template <typename T>
-__device__ __forceinline__ RowSummary top_of(Team& team, const RowShare<T>& part, float most, int token,
-                                             int n) {
+GVR_DEVICE RowSummary top_of(Team& team, const RowShare<T>& part, float most, int token, int n) {
   const uint32_t own = order_key(most);
   const int share = min((n + team.ctas - 1) / team.ctas, kThreads);
   const uint32_t guess = reached_by(team, own, share);
@@ -97,8 +96,7 @@ struct RowSums {
 };
 
 template <typename T>
-__device__ __forceinline__ RowSums sum_row(Team& team, const RowShare<T>& part, const RowSummary& top,
-                                           int vocabulary) {
+GVR_DEVICE RowSums sum_row(Team& team, const RowShare<T>& part, const RowSummary& top, int vocabulary) {
   RowSums sums{};
   const float least = key_to_float(top.guess), given = key_to_float(top.key);
   const Masses masses{top.max(), sampling::mass_scale(1.0f)};
@@ -156,7 +154,7 @@ struct Results {
   const TopkLogprobsParams& p;
   int row;
 
-  __device__ __forceinline__ void write(int column, int token, float logprob) const {
+  GVR_DEVICE void write(int column, int token, float logprob) const {
     p.ids[row * p.ids_stride + column] = token;
     p.logprobs[row * p.logprobs_stride + column] = logprob;
   }
@@ -188,8 +186,8 @@ __device__ __noinline__ void report_empty(Team team, Results results, const T* r
 
 // Sorts the values that this CTA has got, and writes the first ones.
 template <int kEach>
-__device__ __forceinline__ void report(const Team& team, const Results& results, const RowSummary& top,
-                                       int count, uint64_t mass) {
+GVR_DEVICE void report(const Team& team, const Results& results, const RowSummary& top, int count,
+                       uint64_t mass) {
   auto* const sorted = reinterpret_cast<uint64_t*>(storage + kSampleFixedBytes + team.zero);
   const Candidates<kEach> list(team, sorted, count);
   const float log_total = sampling::log_mass(mass);
