@@ -8,9 +8,12 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import signal
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 from eval.common import status
@@ -35,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name in VERBS:
         return _run(name, given[1:])
     if name in ("-h", "--help"):
-        return _ended(print, overview())
+        return _ended(lambda: print(overview()))
     print(_wrapped(f"verb: wanted one of {', '.join(VERBS)}, got {name!r}"), file=sys.stderr)
     return status.WRONG_USE
 
@@ -61,9 +64,11 @@ def _run(name: str, options: list[str]) -> int:
         print(f"{name}: wanted the package {error.name}, got none: pip install -e '.[eval]'", file=sys.stderr)
         return status.WRONG_USE
 
+    endings = (typer.Exit, typer.Abort, typer.BadParameter)
+
     @functools.wraps(module.main)
     def command(*positional: Any, **named: Any) -> None:
-        raise typer.Exit(_ended(module.main, *positional, **named))
+        raise typer.Exit(_ended(functools.partial(module.main, *positional, **named), endings))
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(help=module.__doc__)(command)
@@ -74,11 +79,28 @@ def _run(name: str, options: list[str]) -> int:
     return 0
 
 
-def _ended(function: Callable[..., int | None], *positional: Any, **named: Any) -> int:
-    """Status of a function that returns it, or None for 0; typer would end some cases with 1."""
+def _ended(function: Callable[[], int | None], passed: tuple[type[Exception], ...] = ()) -> int:
+    """Status of a function that returns it, or None for 0, and of every other way that it may end.
+
+    Exceptions of the kinds `passed` are not its business. After others Python and typer would end with 1.
+    SIGTERM and SIGHUP raise `SystemExit` meanwhile, so that ``finally`` blocks end what was started.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
+        raise SystemExit(128 + number)
+
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # nohup asks for SIGHUP to be ignored
+            signal.signal(number, end)
     try:
-        ended = function(*positional, **named) or 0
+        ended = function() or 0
         sys.stdout.flush()
+        return ended
+    except passed:
+        raise
     except BrokenPipeError:
         # The interpreter flushes once more as it ends, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -86,7 +108,18 @@ def _ended(function: Callable[..., int | None], *positional: Any, **named: Any) 
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return status.INTERRUPTED
-    return ended
+    except status.InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return status.WRONG_USE
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return status.TOOL_FAULT
+    except Exception:
+        traceback.print_exc()
+        return status.TOOL_FAULT
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

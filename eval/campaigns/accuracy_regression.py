@@ -41,7 +41,7 @@ import typer
 from eval.campaigns.configs import check_pair, combined_configs
 from eval.campaigns.evidence import build_identity
 from eval.campaigns.reports import EVAL_TASKS, read_eval_log
-from eval.campaigns.runs import Comparison, Limits, PlannedRun, clean_exits, run_campaign
+from eval.campaigns.runs import Comparison, Limits, PlannedRun, run_campaign
 from eval.campaigns.store import RunStore, text_hash
 from eval.campaigns.verdicts import (
     ERROR_RATE,
@@ -231,36 +231,35 @@ def main(
     given = {name: _points(text) for name, text in _by_task(margin or [], "--margin").items()}
     margins = {name: given.get(name, PAPER[name].margin) for name in tasks}
     arguments = TASK_ARGUMENTS | _by_task(task_args or [], "--task-args")
-    with clean_exits():
-        store = RunStore(out / "runs.jsonl")
-        check_pair(config_off, config_on)
-        program = [*shlex.split(launcher), PROGRAM]
-        planned = plan_runs(
-            {name: shlex.split(arguments.get(name, "")) for name in tasks},
-            runs,
-            order,
-            {"off": config_off, "on": config_on},
-            out,
-            [*program, "--model", model, *shlex.split(eval_args), config_flag],
-            build_identity(PROGRAM),
-        )
-        cases = [{"task": name} for name in tasks]
-        family = store.family(cases)
-        spreads = {name: (PAPER[name].sd, [margins[name]]) for name in tasks}
-        outcome = run_campaign(
-            planned,
-            store,
-            describe_power(spreads, runs, order, ERROR_RATE / family, "points"),
-            Limits(timeout, timeout, keep_going),
-            program=program,
-            option=PROGRAM,
-            dry_run=dry_run,
-        )
-        compared = outcome.compare(
-            cases, "score", order, family, margins=list(margins.values()), resolution=RESOLUTION
-        )
-        typer.echo(report(compared, order, family))
-        outcome.report(out, family, compared)
-        verdicts = [item.decision.verdict for item in compared]
-        status = exit_status(verdicts, complete=len(outcome.records) == len(planned))
-        raise typer.Exit(TOOL_FAULT if outcome.faulty and status != REGRESSION else status)
+    store = RunStore(out / "runs")
+    check_pair(config_off, config_on)
+    program = [*shlex.split(launcher), PROGRAM]
+    planned = plan_runs(
+        {name: shlex.split(arguments.get(name, "")) for name in tasks},
+        runs,
+        order,
+        {"off": config_off, "on": config_on},
+        out,
+        [*program, "--model", model, *shlex.split(eval_args), config_flag],
+        build_identity(PROGRAM),
+    )
+    cases = [{"task": name} for name in tasks]
+    family = store.family(cases)
+    spreads = {name: (PAPER[name].sd, [margins[name]]) for name in tasks}
+    outcome = run_campaign(
+        planned,
+        store,
+        describe_power(spreads, runs, order, ERROR_RATE / family, "points"),
+        Limits(timeout, timeout, keep_going),
+        program=program,
+        option=PROGRAM,
+        dry_run=dry_run,
+    )
+    compared = outcome.compare(
+        cases, "score", order, family, margins=list(margins.values()), resolution=RESOLUTION
+    )
+    typer.echo(report(compared, order, family))
+    outcome.report(out, family, compared)
+    verdicts = [item.decision.verdict for item in compared]
+    status = exit_status(verdicts, complete=len(outcome.records) == len(planned))
+    raise typer.Exit(TOOL_FAULT if outcome.faulty and status != REGRESSION else status)

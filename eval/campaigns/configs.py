@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from eval.common.options import InputError
 from eval.common.paths import ROOT
-from gvr_topk.config import ServeConfig, load_config
+from eval.common.status import InputError
+from gvr_topk.config import ConfigError, ServeConfig, load_config
 from gvr_topk.config_files import combine
 
 FLAG = "sparse_attention_config.enable_heuristic_topk"
@@ -43,13 +43,14 @@ def check_pair(off: Path, on: Path) -> tuple[ServeConfig, ServeConfig]:
     Raises
     ------
     InputError
-        The flag is not off on one side and on on the other, or another key differs: the comparison
-        would measure that as well. What is written counts, not what it defaults to, for defaults differ
-        between versions of TensorRT-LLM.
-    gvr_topk.config.ConfigError
-        A file is missing or wrong.
+        A file is missing or wrong, the flag is not off on one side and on on the other, or another key
+        differs: the comparison would measure that as well. What is written counts, not what it defaults to,
+        for defaults differ between versions of TensorRT-LLM.
     """
-    sides = load_config(off), load_config(on)
+    try:
+        sides = load_config(off), load_config(on)
+    except ConfigError as error:
+        raise InputError(str(error)) from None
     for path, config, wanted in ((off, sides[0], False), (on, sides[1], True)):
         if config.heuristic_enabled is not wanted:
             raise InputError(f"{path}: {FLAG}: wanted {str(wanted).lower()}, got {str(not wanted).lower()}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from eval.common.options import InputError
+from eval.common.status import InputError
 
 
 @dataclass(frozen=True)

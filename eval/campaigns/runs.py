@@ -1,18 +1,14 @@
-"""The runs of a campaign: a plan, the loop that does what is not yet done, and the files and ways it ends."""
+"""The runs of a campaign: a plan, the loop that does what is not yet done, and what comes of it."""
 
 from __future__ import annotations
 
-import json
 import shlex
-import signal
 import statistics
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import typer
@@ -20,11 +16,11 @@ import typer
 from eval.campaigns.evidence import read_evidence
 from eval.campaigns.process import CommandError, output_lines, quote_tail, run_command, running_server
 from eval.campaigns.reports import Figures, ReportError
-from eval.campaigns.store import RunRecord, RunStore, StoreBusy, StoreError, run_key
+from eval.campaigns.store import RunRecord, RunStore, run_key
 from eval.campaigns.verdicts import ERROR_RATE, Decision, Order, decide
-from eval.common.options import InputError, require_program
-from eval.common.status import INTERRUPTED, TOOL_FAULT, UNDECIDED, WRONG_USE
-from gvr_topk.config import ConfigError
+from eval.common.machine import write_json
+from eval.common.options import require_program
+from eval.common.status import UNDECIDED
 from gvr_topk.integrations._kit.environment import DISABLE, disabled
 
 
@@ -192,12 +188,11 @@ class Outcome:
             "error_rate": ERROR_RATE,
             "family": family,
             "decisions": [asdict(item) for item in comparisons],
-            "runs": [record.model_dump() for record in self.records],
+            "runs": [asdict(record) for record in self.records],
             "failures": self.failures,
         }
-        file = out / "results.json"
-        file.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        typer.echo(f"written: {file}")
+        write_json(out / "results.json", result)
+        typer.echo(f"written: {out / 'results.json'}")
 
 
 def describe_plan(runs: Sequence[PlannedRun], store: RunStore) -> str:
@@ -219,9 +214,6 @@ def describe_plan(runs: Sequence[PlannedRun], store: RunStore) -> str:
 def execute(runs: Sequence[PlannedRun], store: RunStore, limits: Limits) -> Outcome:
     """Do every run that `store` does not hold, in order, and say how each goes."""
     outcome = Outcome(len(runs))
-    if store.skipped_lines:
-        numbers = ", ".join(str(number) for number in store.skipped_lines)
-        typer.echo(f"{store.path}: unreadable line {numbers} is left out (an interrupted run?) and run again")
     for index, run in enumerate(runs, start=1):
         place = f"[{index}/{len(runs)}] {run.name}"
         if earlier := store.done(run.key):
@@ -238,19 +230,18 @@ def execute(runs: Sequence[PlannedRun], store: RunStore, limits: Limits) -> Outc
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         try:
-            done = RunRecord(status="done", **record, **run.do(store.lock, limits))
+            done = RunRecord(**record, **run.do(store.lock, limits))
+            store.add(done)
         except (CommandError, ReportError) as error:
             message = run.explain(error)
         except Exception as error:  # one run must not end a campaign of days
             message = f"the evaluation script itself failed: {type(error).__name__}: {error}"
             outcome.faulty = True
         else:
-            store.append(done)
             outcome.records.append(done)
             continue
         typer.echo(f"{place}: {message}")
         outcome.failures.append(f"{run.name}: {message}")
-        store.append(RunRecord(status="failed", reason=message, **record))
         if not limits.keep_going:
             typer.echo("stopped; the same command goes on from here (--keep-going to run the rest)")
             break
@@ -287,46 +278,3 @@ def run_campaign(
         require_program(program, option)
     with store:
         return execute(runs, store, limits)
-
-
-@contextmanager
-def clean_exits() -> Iterator[None]:
-    """Give every way of ending its status of `eval.common.status`.
-
-    Within the block SIGTERM and SIGHUP raise `SystemExit`, so that ``finally`` blocks end what was started.
-    Python's own exit status of an uncaught exception is 1, which here would mean a regression.
-    """
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-
-    def end(number: int, frame: FrameType | None) -> None:
-        for other in before:
-            signal.signal(other, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
-        raise SystemExit(128 + number)
-
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # nohup asks for SIGHUP to be ignored
-            signal.signal(number, end)
-    try:
-        yield
-    except (typer.Exit, typer.Abort, typer.BadParameter):
-        raise
-    except (InputError, ConfigError, StoreBusy) as error:
-        _leave(WRONG_USE, f"error: {error}")
-    except KeyboardInterrupt:
-        _leave(INTERRUPTED, "interrupted; the same command goes on from here")
-    except SystemExit as exit_:
-        name = signal.Signals(int(exit_.code or 0) - 128).name
-        _leave(int(exit_.code or 0), f"ended by {name}; the same command goes on from here")
-    except (StoreError, OSError) as error:
-        _leave(TOOL_FAULT, f"error: {error}")
-    except Exception:
-        traceback.print_exc()
-        _leave(TOOL_FAULT, "error: the evaluation script itself failed; the runs that finished are kept")
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _leave(status: int, line: str) -> None:
-    typer.echo(line, err=True)
-    raise typer.Exit(status) from None

@@ -48,13 +48,13 @@ from eval.campaigns.configs import MTP, check_pair, combined_configs
 from eval.campaigns.evidence import build_identity
 from eval.campaigns.prompts import Prompt, apply_template, read_prompt
 from eval.campaigns.reports import read_bench_report, read_serve_report
-from eval.campaigns.runs import Limits, PlannedRun, Server, clean_exits, run_campaign
+from eval.campaigns.runs import Limits, PlannedRun, Server, run_campaign
 from eval.campaigns.store import RunStore, text_hash
 from eval.campaigns.tpot_report import paper_sd, tpot_table
 from eval.campaigns.verdicts import ERROR_RATE, Order, Variant, describe_power, variant_order
 from eval.common.machine import compute_capability
-from eval.common.options import InputError, check_label, refuse_repeats
-from eval.common.status import TOOL_FAULT, UNDECIDED
+from eval.common.options import check_label, refuse_repeats
+from eval.common.status import TOOL_FAULT, UNDECIDED, InputError
 from gvr_topk.integrations._kit.environment import DISABLE
 
 Via = Literal["bench", "serve", "running"]
@@ -313,34 +313,31 @@ def main(
     refuse_repeats(mtps, "--mtp")
     if via == "running" and len(mtps) != 1:
         raise typer.BadParameter("wanted one setting, that of the running servers", param_hint="--mtp")
-    with clean_exits():
-        store = RunStore(out / "runs.jsonl")
-        fixed = read_prompts(prompts, entry, tokenizer, via)
-        check_settings(settings, mtps)
-        cases: list[dict[str, Any]] = [
-            {"MTP": setting, "prompt": label} for setting in mtps for label in fixed
-        ]
-        package = "vllm" if engine == "vllm" else "tensorrt_llm"
-        build = {} if via == "running" else build_identity(settings.command[0], package)
-        planned = [
-            plan_run(settings, case, fixed[case["prompt"]], turn, order, build)
-            for case in cases
-            for turn in variant_order(repetitions, order)
-        ]
-        family = store.family(cases)
-        spreads = {f"MTP {setting}": (100 * paper_sd(setting), EFFECTS) for setting in sorted(mtps)}
-        outcome = run_campaign(
-            planned,
-            store,
-            describe_power(spreads, repetitions, order, ERROR_RATE / 2 / family, "per cent"),
-            Limits(timeout, start_timeout, keep_going),
-            program=[] if via == "running" else [*shlex.split(launcher), *settings.command],
-            option="--program",
-            dry_run=dry_run,
-        )
-        compared = outcome.compare(cases, "tpot_ms", order, family, math.log)
-        typer.echo(f"\n{tpot_table(compared)}\n")
-        outcome.report(out, family, compared)
-        if len(outcome.records) == len(planned):
-            raise typer.Exit(0)
-        raise typer.Exit(TOOL_FAULT if outcome.faulty else UNDECIDED)
+    store = RunStore(out / "runs")
+    fixed = read_prompts(prompts, entry, tokenizer, via)
+    check_settings(settings, mtps)
+    cases: list[dict[str, Any]] = [{"MTP": setting, "prompt": label} for setting in mtps for label in fixed]
+    package = "vllm" if engine == "vllm" else "tensorrt_llm"
+    build = {} if via == "running" else build_identity(settings.command[0], package)
+    planned = [
+        plan_run(settings, case, fixed[case["prompt"]], turn, order, build)
+        for case in cases
+        for turn in variant_order(repetitions, order)
+    ]
+    family = store.family(cases)
+    spreads = {f"MTP {setting}": (100 * paper_sd(setting), EFFECTS) for setting in sorted(mtps)}
+    outcome = run_campaign(
+        planned,
+        store,
+        describe_power(spreads, repetitions, order, ERROR_RATE / 2 / family, "per cent"),
+        Limits(timeout, start_timeout, keep_going),
+        program=[] if via == "running" else [*shlex.split(launcher), *settings.command],
+        option="--program",
+        dry_run=dry_run,
+    )
+    compared = outcome.compare(cases, "tpot_ms", order, family, math.log)
+    typer.echo(f"\n{tpot_table(compared)}\n")
+    outcome.report(out, family, compared)
+    if len(outcome.records) == len(planned):
+        raise typer.Exit(0)
+    raise typer.Exit(TOOL_FAULT if outcome.faulty else UNDECIDED)

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from eval.common.status import InputError
+
 TraceFolder = Annotated[
     Path | None,
     typer.Option(help="Folder of .npz traces; adds the shipped one.", exists=True, file_okay=False),
@@ -24,10 +26,6 @@ Out = Annotated[Path, typer.Option(help="Result file.")]
 BaselineFolder = Annotated[Path | None, typer.Option(help="Folder of other projects' files.")]
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-
-
-class InputError(ValueError):
-    """A prompt file, a pair of configurations or another input cannot be used."""
 
 
 def no_gpu(option: str = "") -> str:

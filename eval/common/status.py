@@ -18,3 +18,7 @@ UNDECIDED = 3
 TOOL_FAULT = 4
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+
+
+class InputError(ValueError):
+    """A prompt file, a pair of configurations or another input cannot be used: wrong use."""

@@ -6,6 +6,8 @@ among its words it is a `vllm serve`, and with ``bench`` the client of a server.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import sys
@@ -14,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,51 @@ def write_program(folder: Path, name: str, body: str) -> Path:
     path.write_text(f"#!{sys.executable} -IS\n{body}")
     path.chmod(0o755)
     return path
+
+
+@dataclass
+class Ended:
+    """How a verb ended, and what it printed to both streams."""
+
+    exit_code: int
+    output: str
+
+
+def run_verb(*arguments: str) -> Ended:
+    """Run a verb of ``python -m eval`` in this process."""
+    from eval.__main__ import main  # not where this file is a program, of another Python
+
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        status = main(arguments)
+    return Ended(status, output.getvalue())
+
+
+def run_record(key: str, labels: dict[str, Any], figures: dict[str, float | None]) -> Any:
+    """Record of a finished run."""
+    from eval.campaigns.store import RunRecord
+
+    return RunRecord(key, labels, [], {}, {}, "", 0.0, figures, [], None)
+
+
+class Campaign:
+    """A campaign's verb, run against programs of `folder`, which keep the words of their calls."""
+
+    def __init__(self, folder: Path, monkeypatch: Any) -> None:
+        self.state = folder / "state"
+        self.state.mkdir()
+        self.out = folder / "out"
+        self.programs = folder / "bin"
+        monkeypatch.setenv("PATH", f"{self.programs}:/usr/bin:/bin")
+
+    @property
+    def calls(self) -> list[list[str]]:
+        path = self.state / "calls"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def results(self) -> dict[str, Any]:
+        return json.loads((self.out / "results.json").read_text())
 
 
 def make_server(port: int = 0, status: int = 200) -> ThreadingHTTPServer:

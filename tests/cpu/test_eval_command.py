@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 from eval.__main__ import main
 from eval.common.machine import without_folders, write_json
+from eval.common.status import InputError
 from eval.report.provenance import MACHINE_CODE, RECORD_FORMAT
 from eval.report.readme import GPU
 from eval.verbs import VERBS
@@ -118,17 +122,72 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
     assert done.stderr == "bench: wanted the package typer, got none: pip install -e '.[eval]'\n"
 
 
-@pytest.mark.parametrize("name", ["host", "readme"])
-def test_interrupted_verbs_end_with_130_and_one_line(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(*arguments: object) -> None:
-        raise KeyboardInterrupt
+def _raise(error: BaseException) -> Callable[[], None]:
+    def act() -> None:
+        raise error
 
-    monkeypatch.setattr("eval.bench.host_time.require_device", interrupt)
-    monkeypatch.setattr("eval.report.readme.results", interrupt)
-    assert main([name]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    return act
+
+
+def _signalled(number: int) -> Callable[[], None]:
+    def act() -> None:
+        try:
+            os.kill(os.getpid(), number)
+        except Exception:  # as around a single run
+            pytest.fail("the signal must pass")
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("act", "status", "said"),
+    [
+        (_raise(InputError("prompt: wrong")), 2, "error: prompt: wrong\n"),
+        (_raise(PermissionError(13, "Permission denied", "/x")), 4, "Permission denied: '/x'\n"),
+        (_raise(KeyError("figures")), 4, "KeyError: 'figures'\n"),
+        (_raise(KeyboardInterrupt()), 130, "interrupted\n"),
+        (_signalled(signal.SIGTERM), 143, ""),
+        (_signalled(signal.SIGHUP), 129, ""),
+        (_raise(typer.Exit(1)), 1, ""),
+        (_raise(typer.Exit(0)), 0, ""),
+    ],
+)
+def test_every_ending_has_its_status(
+    act: Callable[[], None],
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)
+    monkeypatch.setattr("eval.report.readme.main", lambda: act())
+    assert main(["readme"]) == status
+    assert capsys.readouterr().err.endswith(said)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)) == before
+
+
+def test_a_second_signal_does_not_interrupt_the_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleaned = []
+
+    def act() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGHUP)
+            cleaned.append(True)
+
+    monkeypatch.setattr("eval.report.readme.main", lambda: act())
+    assert main(["readme"]) == 143 and cleaned
+
+
+def test_nohup_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    monkeypatch.setattr("eval.report.readme.main", lambda: os.kill(os.getpid(), signal.SIGHUP))
+    try:
+        assert main(["readme"]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_reader_that_has_gone_makes_no_traceback() -> None:

@@ -11,7 +11,6 @@ import pytest
 from eval.campaigns.configs import check_pair, combined_configs
 from eval.campaigns.prompts import Prompt, apply_template, read_prompt
 from eval.common.options import InputError
-from gvr_topk.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "tests" / "data" / "eval_samples"
@@ -86,7 +85,7 @@ def test_pair_with_the_same_odd_values_is_fair(tmp_path: Path) -> None:
 
 
 def test_broken_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"on\.yaml"):
+    with pytest.raises(InputError, match=r"on\.yaml"):
         check_pair(*_pair(tmp_path, OFF, OFF.replace("heuristic_topk: false", "heuristic_topkk: true")))
 
 

@@ -1,25 +1,20 @@
-"""Each planned run is done once, kept whole, and its failure is its own; every ending has its exit status."""
+"""Each planned run is done once and kept whole, and its failure is its own."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
-import signal
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from eval_fakes import HOOK_LINE
+from eval_fakes import HOOK_LINE, run_record
 
 from eval.campaigns.reports import ReportError
-from eval.campaigns.runs import Limits, Outcome, PlannedRun, Server, clean_exits, describe_plan, execute
-from eval.campaigns.store import RunRecord, RunStore, StoreBusy, StoreError, run_key
-from eval.common.options import InputError
-from gvr_topk.config import ConfigError, Problem
+from eval.campaigns.runs import Limits, Outcome, PlannedRun, Server, describe_plan, execute
+from eval.campaigns.store import RunStore, run_key
+from eval.common.status import InputError
 
 Said = pytest.CaptureFixture[str]
 
@@ -38,7 +33,7 @@ def _run(
 
 
 def _execute(folder: Path, *runs: PlannedRun, keep_going: bool = True) -> Outcome:
-    with RunStore(folder / "runs.jsonl") as store:
+    with RunStore(folder / "runs") as store:
         return execute(runs, store, Limits(20, 5, keep_going))
 
 
@@ -46,7 +41,7 @@ def test_a_run_is_recorded_and_not_done_again(tmp_path: Path, capsys: Said) -> N
     run = _run(tmp_path, build={"gvr_topk": "0.1.0"})
     (record,) = _execute(tmp_path, run).records
     assert record.figures == {"score": len(HOOK_LINE) + 1}
-    assert (record.key, record.status, record.build) == (run.key, "done", {"gvr_topk": "0.1.0"})
+    assert (record.key, record.build) == (run.key, {"gvr_topk": "0.1.0"})
     assert record.hook_lines == [HOOK_LINE] and record.seconds >= 0
     name = "[1/1] task t, variant on, repetition 1"
     assert capsys.readouterr().out == f"{name}: running, log {run.log}\n"
@@ -109,7 +104,7 @@ def test_plan_as_a_shell_script(tmp_path: Path) -> None:
     assert run.commands == [["serve", "a b"], list(run.command)] and _run(tmp_path).commands == [
         list(run.command)
     ]
-    lines = describe_plan([run], RunStore(tmp_path / "runs.jsonl")).splitlines()
+    lines = describe_plan([run], RunStore(tmp_path / "runs")).splitlines()
     assert lines[:2] == [
         "# task t, variant on, repetition 1",
         "serve 'a b' &  # until http://127.0.0.1:1/health answers 200",
@@ -118,15 +113,11 @@ def test_plan_as_a_shell_script(tmp_path: Path) -> None:
     assert lines[-1] == f"# 1 of 1 {last} unknown until one is done"
     done = _run(tmp_path)
     _execute(tmp_path, done)
-    runs = tmp_path / "runs.jsonl"
-    runs.write_text(re.sub(r'"seconds":[\d.]+', '"seconds":7200', runs.read_text()))
-    told = describe_plan([done, run], RunStore(runs))
+    store = RunStore(tmp_path / "runs")
+    store.add(replace(store.finished()[0], seconds=7200))
+    told = describe_plan([done, run], store)
     assert "(done: will not run again)" in told
     assert told.splitlines()[-1] == f"# 1 of 2 {last} about 2.0 hours"
-
-
-def _record(key: str, status: str = "done", **more: Any) -> RunRecord:
-    return RunRecord(key=key, status=status, **{"labels": {"task": "t"}, "figures": {"score": 1.0}, **more})
 
 
 @pytest.mark.parametrize(
@@ -135,10 +126,10 @@ def _record(key: str, status: str = "done", **more: Any) -> RunRecord:
 )
 def test_repetitions_behind_a_gap_wait(off: list[int], on: list[int], count: int) -> None:
     records = [
-        _record(
+        run_record(
             f"{task}{side}{index}",
-            labels={"task": task, "variant": side, "repetition": index, "order": "abba"},
-            figures={"score": float(index)},
+            {"task": task, "variant": side, "repetition": index, "order": "abba"},
+            {"score": float(index)},
         )
         for task, sides in (("t", (off, on)), ("u", ([1], [1])))
         for side, indices in zip(("off", "on"), sides, strict=True)
@@ -154,99 +145,33 @@ def test_repetitions_behind_a_gap_wait(off: list[int], on: list[int], count: int
 # ---------------------------------------------------------------- the store
 
 
-def test_finished_runs_are_found_again_and_failed_ones_are_not_done(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "runs.jsonl"
-    RunStore(path)
+LABELS = {"task": "t", "variant": "on", "repetition": 1, "order": "abba"}
+
+
+def test_finished_runs_are_found_again(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "runs"
+    assert RunStore(folder).finished() == []
     assert list(tmp_path.iterdir()) == []  # reading writes nothing
-    with RunStore(path) as store:
-        store.append(_record("a", figures={"score": 1.5, "acceptance": None}))
-        store.append(_record("b", "failed"))
-        assert store.done("a") is not None and store.done("b") is None
-    again = RunStore(path)
-    assert again.finished() == [_record("a", figures={"score": 1.5, "acceptance": None})]
-    assert again.done("b") is None
-    with RunStore(path) as store:
-        store.append(_record("b"))
-    assert RunStore(path).done("b") is not None
-
-
-@pytest.mark.parametrize("cut", [1, 5, 20])
-def test_half_written_line_is_ignored_and_the_next_one_survives(
-    tmp_path: Path, cut: int, capsys: Said
-) -> None:
-    path = tmp_path / "runs.jsonl"
-    with RunStore(path) as store:
-        store.append(_record("a"))
-        store.append(_record("b"))
-    path.write_bytes(path.read_bytes()[:-cut])
-    with RunStore(path) as store:
-        assert store.done("a") is not None
-        if cut > 1:  # with only the newline lost the record is whole
-            assert store.done("b") is None and store.skipped_lines == [2]
-            execute([], store, Limits(1, 1, True))
-            assert "unreadable line 2 is left out" in capsys.readouterr().out
-        store.append(_record("c"))
-    again = RunStore(path)
-    assert again.done("a") is not None and again.done("c") is not None
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "not json",
-        "[1, 2]",
-        '{"key": "b"}',
-        "null",
-        "[" * 5000,
-        '{"key": "b", "status": "done"}',
-        '{"key": "b", "status": "done", "labels": {}}',
-        '{"key": "b", "status": "done", "labels": {}, "figures": {}}',
-        '{"key": "b", "status": "done", "labels": {}, "figures": {"score": "95"}}',
-        '{"key": "b", "status": "done", "labels": {}, "figures": {"score": true}}',
-        '{"key": "b", "status": "done", "labels": {}, "figures": {"score": NaN}}',
-        '{"key": "b", "status": "done", "labels": [], "figures": {"score": 1}}',
-        '{"key": ["b"], "status": "done", "labels": {}, "figures": {"score": 1}}',
-    ],
-)
-def test_damaged_line_in_the_middle_is_skipped_and_named(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "runs.jsonl"
-    first, last = (json.dumps(_record(key).model_dump()) for key in "ac")
-    path.write_text(f"{first}\n{line}\n{last}\n")
-    store = RunStore(path)
-    assert store.done("a") is not None and store.done("c") is not None
-    assert store.skipped_lines == [2]
+    record = run_record("a", LABELS, {"score": 1.5, "acceptance": None})
+    with RunStore(folder) as store:
+        store.add(record)
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            store.add(run_record("b", LABELS, {"score": math.nan}))
+    (folder / "b.json.partial").write_text('{"key": "b"')  # what an interrupted run would leave
+    again = RunStore(folder)
+    assert again.finished() == [record] and again.done("a") == record and again.done("b") is None
 
 
 def test_one_process_at_a_time_and_a_copy_of_the_descriptor_holds_the_lock(tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    with RunStore(path) as store:
+    with RunStore(tmp_path) as store:
         copy = os.dup(store.lock)
-        with pytest.raises(StoreBusy, match="in use"), RunStore(path):
+        with pytest.raises(InputError, match="in use"), RunStore(tmp_path):
             pytest.fail("the block must not run")
-    with pytest.raises(StoreBusy), RunStore(path):
+    with pytest.raises(InputError), RunStore(tmp_path):
         pytest.fail("the block must not run")
     os.close(copy)
-    with RunStore(path):
+    with RunStore(tmp_path):
         pass
-
-
-def test_what_another_process_wrote_before_the_lock_is_seen(tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    waiting = RunStore(path)
-    with RunStore(path) as other:
-        other.append(_record("a"))
-    assert waiting.done("a") is None
-    with waiting:
-        assert waiting.done("a") is not None
-
-
-def test_a_store_that_cannot_be_used_says_why(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"wanted a readable run store, got: Is a directory"):
-        RunStore(tmp_path)
-    with pytest.raises(StoreError, match="not open"):
-        RunStore(tmp_path / "runs.jsonl").append(_record("a"))
-    with pytest.raises(ValueError, match="finite number"):
-        _record("a", figures={"score": math.nan})
 
 
 def test_key_follows_command_inputs_labels_and_build() -> None:
@@ -261,79 +186,7 @@ def test_key_follows_command_inputs_labels_and_build() -> None:
 
 
 def test_cases_run_before_belong_to_the_family(tmp_path: Path) -> None:
-    labels = {"task": "t", "variant": "on", "repetition": 1, "order": "abba"}
-    with RunStore(tmp_path / "runs.jsonl") as store:
-        store.append(_record("a", labels=labels))
-        store.append(_record("b", labels={**labels, "repetition": 2}))
+    with RunStore(tmp_path) as store:
+        store.add(run_record("a", LABELS, {"score": 1.0}))
+        store.add(run_record("b", {**LABELS, "repetition": 2}, {"score": 1.0}))
         assert [store.family(cases) for cases in ([], [{"task": "t"}], [{"task": "u"}])] == [1, 1, 2]
-
-
-# ---------------------------------------------------------------- endings
-
-
-def _raise(error: BaseException) -> Callable[[], None]:
-    def act() -> None:
-        raise error
-
-    return act
-
-
-def _signalled(number: int) -> Callable[[], None]:
-    def act() -> None:
-        try:
-            os.kill(os.getpid(), number)
-        except Exception:  # as around a single run
-            pytest.fail("the signal must pass")
-
-    return act
-
-
-@pytest.mark.parametrize(
-    ("act", "status", "said"),
-    [
-        (_raise(InputError("prompt: wrong")), 2, "error: prompt: wrong"),
-        (_raise(ConfigError([Problem("f", "k", "a", "b")])), 2, "error: f: k: wanted a, got b"),
-        (_raise(StoreBusy("in use")), 2, "error: in use"),
-        (_raise(StoreError("a folder")), 4, "error: a folder"),
-        (_raise(PermissionError(13, "Permission denied", "/x")), 4, "Permission denied: '/x'"),
-        (_raise(KeyError("figures")), 4, "KeyError: 'figures'"),
-        (_raise(RecursionError("deep")), 4, "the evaluation script itself failed"),
-        (_raise(KeyboardInterrupt()), 130, "interrupted; the same command goes on from here"),
-        (_signalled(signal.SIGTERM), 143, "ended by SIGTERM"),
-        (_signalled(signal.SIGHUP), 129, "ended by SIGHUP"),
-        (_raise(typer.Exit(1)), 1, ""),
-        (_raise(typer.Exit(0)), 0, ""),
-    ],
-)
-def test_status(act: Callable[[], None], status: int, said: str, capsys: Said) -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)
-    with pytest.raises(typer.Exit) as caught, clean_exits():
-        act()
-    assert caught.value.exit_code == status
-    assert said in capsys.readouterr().err
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)) == before
-
-
-def test_a_second_signal_does_not_interrupt_the_clean_up() -> None:
-    cleaned = []
-
-    def act() -> None:
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGHUP)
-            cleaned.append(True)
-
-    with pytest.raises(typer.Exit) as caught, clean_exits():
-        act()
-    assert caught.value.exit_code == 143 and cleaned
-
-
-def test_nohup_is_obeyed() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with clean_exits():
-            os.kill(os.getpid(), signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)

@@ -7,18 +7,24 @@ import math
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
-from eval_fakes import HOOK_LINE, VLLM_HOOK_LINE, address, serving, write_program
-from typer.testing import CliRunner
+from eval_fakes import (
+    HOOK_LINE,
+    VLLM_HOOK_LINE,
+    Campaign,
+    Ended,
+    address,
+    run_record,
+    run_verb,
+    serving,
+    write_program,
+)
 
 from eval.campaigns.configs import combined_configs
 from eval.campaigns.prompts import Prompt
 from eval.campaigns.runs import Comparison, Outcome
-from eval.campaigns.store import RunRecord
-from eval.campaigns.tpot_ab import Settings, main
+from eval.campaigns.tpot_ab import Settings
 from eval.campaigns.tpot_report import paper_reduction, reduction, tpot_table
 from eval.campaigns.verdicts import Order, bounds, looks_at, variant_order
 
@@ -58,44 +64,20 @@ Path(value("--report_json")).write_text(json.dumps(report))
 """
 
 
-class Bench:
+class Bench(Campaign):
     """Fake tools on PATH, and the script run against them."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.state = folder / "state"
-        self.state.mkdir()
-        self.out = folder / "out"
-        write_program(
-            folder / "bin",
-            "trtllm-bench",
-            FAKE_BENCH.format(state=str(self.state), samples=str(SAMPLES), hook=HOOK_LINE),
-        )
+        super().__init__(folder, monkeypatch)
+        bench = FAKE_BENCH.format(state=str(self.state), samples=str(SAMPLES), hook=HOOK_LINE)
+        write_program(self.programs, "trtllm-bench", bench)
         fakes = Path(__file__).with_name("eval_fakes.py")
-        write_program(
-            folder / "bin",
-            "trtllm-serve",
-            f"import runpy\nrunpy.run_path({str(fakes)!r}, run_name='__main__')\n",
-        )
-        write_program(
-            folder / "bin",
-            "vllm",
-            f"import runpy\nrunpy.run_path({str(fakes)!r}, run_name='__main__')\n",
-        )
-        monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
+        for name in ("trtllm-serve", "vllm"):
+            body = f"import runpy\nrunpy.run_path({str(fakes)!r}, run_name='__main__')\n"
+            write_program(self.programs, name, body)
 
-    @property
-    def calls(self) -> list[list[str]]:
-        path = self.state / "calls"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def run(self, *arguments: str, prompts: tuple[str, ...] = PROMPTS) -> Any:
-        app = typer.Typer()
-        app.command()(main)
-        return CliRunner().invoke(app, ["--model", "org/m", "--out", str(self.out), *prompts, *arguments])
-
-    @property
-    def results(self) -> dict[str, Any]:
-        return json.loads((self.out / "results.json").read_text())
+    def run(self, *arguments: str, prompts: tuple[str, ...] = PROMPTS) -> Ended:
+        return run_verb("tpot", "--model", "org/m", "--out", str(self.out), *prompts, *arguments)
 
 
 @pytest.fixture
@@ -399,11 +381,10 @@ def _compare(
 ) -> Comparison:
     case = {"MTP": 0, "prompt": prompt}
     records = [
-        RunRecord(
-            key=f"{side}{index}",
-            status="done",
-            labels={**case, "variant": side, "repetition": index + 1, "order": order},
-            figures={"tpot_ms": value, "acceptance": None},
+        run_record(
+            f"{side}{index}",
+            {**case, "variant": side, "repetition": index + 1, "order": order},
+            {"tpot_ms": value, "acceptance": None},
         )
         for side, values in (("off", off), ("on", on))
         for index, value in enumerate(values)
