@@ -37,7 +37,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,7 +45,7 @@ import torch
 from torch import Tensor
 
 from eval.bench.cudnn_topk import CUDNN_ROWS, cudnn_function
-from eval.bench.kernel_timing import Chain, Prepared
+from eval.bench.kernel_timing import Chain, Implementation, Prepared
 from eval.bench.oracles import BLOCK_K, given_blocks
 from eval.common.options import no_gpu
 from gvr_topk.constants import BLOCK_SIZE
@@ -75,30 +74,7 @@ class BaselineError(RuntimeError):
 Call = Callable[..., Any]
 Arguments = Callable[..., tuple[Any, ...]]
 Prepare = Callable[[Chain], Prepared]
-Refuse = Callable[[int, torch.dtype, int], str]
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """One foreign implementation.
-
-    Attributes
-    ----------
-    name, version : str
-        Short label, and what exactly was loaded.
-    refuse : callable
-        ``refuse(rows, dtype, k) -> str``: why it cannot serve a shape, or an empty string.
-    prepare : callable
-        ``prepare(Chain) -> Prepared``.
-    why_not : str
-        Why it cannot be loaded here; empty when it can.
-    """
-
-    name: str
-    version: str
-    refuse: Refuse
-    prepare: Prepare
-    why_not: str = ""
+Refuse = Callable[[int, int, int, torch.dtype], str]
 
 
 def given_folder(folder: Path | None) -> Path:
@@ -186,16 +162,16 @@ def _find_helper(name: str, folder: Path) -> Path | None:
         return next((path for path in candidates if path.is_file()), None)
 
 
-def _any_shape(rows: int, dtype: torch.dtype, k: int) -> str:
+def _any_shape(rows: int, width: int, k: int, dtype: torch.dtype) -> str:
     return ""
 
 
-def _only_fp32(rows: int, dtype: torch.dtype, k: int) -> str:
+def _only_fp32(rows: int, width: int, k: int, dtype: torch.dtype) -> str:
     return "" if dtype == torch.float32 else "takes float32 only"
 
 
-def _vllm_shapes(rows: int, dtype: torch.dtype, k: int) -> str:
-    return _only_fp32(rows, dtype, k) if k in VLLM_K else f"takes k of {VLLM_K} only"
+def _vllm_shapes(rows: int, width: int, k: int, dtype: torch.dtype) -> str:
+    return _only_fp32(rows, width, k, dtype) if k in VLLM_K else f"takes k of {VLLM_K} only"
 
 
 def _unloaded(chain: Chain) -> Prepared:
@@ -519,7 +495,7 @@ LOADED: dict[str, tuple[str, Refuse, Callable[[Path], Prepare]]] = {
 """What is loaded of other projects, the shapes that it serves, and how."""
 
 
-def available(folder: Path | None = None) -> dict[str, Baseline]:
+def available(folder: Path | None = None) -> dict[str, Implementation]:
     """Every baseline by name, also those that cannot be loaded: their `why_not` says why.
 
     Parameters
@@ -528,14 +504,15 @@ def available(folder: Path | None = None) -> dict[str, Baseline]:
         Where the files are; default ``$GVR_TOPK_BASELINES``.
     """
     found = {
-        name: Baseline(name, f"{what} of torch {torch.__version__}", _any_shape, prepare)
+        name: Implementation(name, prepare, version=f"{what} of torch {torch.__version__}")
         for name, (what, prepare) in TORCH.items()
     }
     for name, (version, refuse, load) in LOADED.items():
         try:
             if not torch.cuda.is_available():
                 raise BaselineError(no_gpu())
-            found[name] = Baseline(name, version, refuse, load(given_folder(folder)))
+            found[name] = Implementation(name, load(given_folder(folder)), refuse, version)
         except (BaselineError, OSError, AttributeError, ImportError) as error:
-            found[name] = Baseline(name, version, _any_shape, _unloaded, str(error).splitlines()[0])
+            why_not = str(error).splitlines()[0]
+            found[name] = Implementation(name, _unloaded, version=version, why_not=why_not)
     return found

@@ -87,13 +87,6 @@ QUICK_GROUPS = ("trace", "engine", "scale", "mask", "layer", "hint", "prefill")
 """Groups that ``--quick`` measures throughout."""
 
 
-GROUPS = (
-    *("main", "trace", "engine", "scale", "mask", "layer", "prefill", "hint", "v4", "adversarial"),
-    *("wide_buffers", "k", "dtype", "v41"),
-)
-"""Parts of the benchmark."""
-
-
 @dataclass(frozen=True)
 class Cell:
     """One point of the benchmark.
@@ -101,7 +94,7 @@ class Cell:
     Attributes
     ----------
     group : str
-        One of `GROUPS`.
+        One of `bench_report.GROUPS`.
     n, batch, k : int
         Row length, rows per launch, items per row.
     dtype : str

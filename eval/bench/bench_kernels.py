@@ -31,8 +31,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +43,6 @@ from eval.bench import baselines, oracles
 from eval.bench.baselines import BaselineError
 from eval.bench.bench_cases import (
     DTYPES,
-    GROUPS,
     Cell,
     K,
     Sources,
@@ -60,27 +58,20 @@ from eval.bench.bench_report import (
     BASELINES,
     FLOOR,
     FORMAT,
+    GROUPS,
+    MEASURED,
     OURS,
     dump,
-    measured_in,
 )
-from eval.bench.kernel_timing import Chain, ChainRun, Prepared
+from eval.bench.kernel_timing import Chain, ChainRun, Implementation, Prepared
 from eval.bench.our_kernels import (
-    BLOCKS,
     HINTED,
+    IMPLEMENTATIONS,
     IN_BLOCKS,
     NO_HINT,
-    PAPER,
-    PDL,
     PREFILL,
-    PREFILL_PATHS,
-    RADIX_ROUNDS,
     VARIANTS,
-    prepare_blocks,
-    prepare_in_blocks,
     prepare_ours,
-    prepare_prefill,
-    why_refused,
 )
 from eval.common.machine import describe_machine, without_folders, write_text
 from eval.common.options import (
@@ -120,81 +111,21 @@ METHOD = (
     "to 8 launches, each of which reads more than 4x L2 from a buffer of its own"
 )
 
-SHORT_LIST = ("main", "trace", "engine", "scale", "layer")
-
-MEASURED: dict[str, tuple[str, ...]] = {
-    RADIX_ROUNDS: ("main", "trace"),
-    PDL: ("main",),
-    PAPER: ("main", "trace", "layer"),
-    "torch": (*SHORT_LIST, "adversarial", "prefill", "v4"),
-    "trtllm": (*SHORT_LIST, "mask", "adversarial", "v4"),
-    "flashinfer": SHORT_LIST,
-    "flashinfer_ragged": (*SHORT_LIST, "prefill", "v4"),
-    "cudnn": (*SHORT_LIST, "mask", "adversarial", "v4"),
-}
-"""Groups in which an implementation is measured, for those that are not measured in all, so that all of them
-fit into one run. vLLM and FlashInfer's deterministic call, which are nearest to this package, are."""
-
-BLOCKS_OPS = {BLOCKS: prepare_blocks, IN_BLOCKS: prepare_in_blocks}
-"""How ours of the two-level indexer are bound."""
-
 QUICK = (HINTED, NO_HINT, PREFILL)
 """What ``--quick`` measures."""
-
-
-@dataclass(frozen=True)
-class Implementation:
-    """One of our kernels, or a baseline, bound to nothing yet."""
-
-    name: str
-    refuse: Callable[[Cell], str]
-    prepare: Callable[[Chain], Prepared]
-
-
-def ours(name: str) -> Implementation:
-    """One of our ways to call an op."""
-    if name in PREFILL_PATHS:
-        path = PREFILL_PATHS[name]
-        return Implementation(name, lambda cell: "", lambda chain: prepare_prefill(chain, path))
-    if name in BLOCKS_OPS:
-        return Implementation(name, lambda cell: "", BLOCKS_OPS[name])
-    variant = VARIANTS[name]
-
-    def refuse(cell: Cell) -> str:
-        width = max(cell.n, cell.width)
-        return unlisted(name, cell) or why_refused(variant, cell.batch, width, cell.k, DTYPES[cell.dtype])
-
-    return Implementation(name, refuse, lambda chain: prepare_ours(chain, variant))
-
-
-def theirs(baseline: baselines.Baseline) -> Implementation:
-    """A baseline, which does without the cells that differ in their hint alone."""
-
-    def refuse(cell: Cell) -> str:
-        if cell.group == "hint":
-            return "takes no hint"
-        return unlisted(baseline.name, cell) or baseline.refuse(cell.batch, DTYPES[cell.dtype], cell.k)
-
-    return Implementation(baseline.name, refuse, baseline.prepare)
-
-
-def unlisted(name: str, cell: Cell) -> str:
-    """Why `MEASURED` leaves a cell's group out of an implementation; empty if it does not."""
-    groups = MEASURED.get(name, GROUPS)
-    return "" if {cell.group} <= {*groups} else f"measured in the groups {', '.join(groups)}"
 
 
 def implementations(
     names: Sequence[str], folder: Path | None
 ) -> tuple[list[Implementation], dict[str, dict[str, str]]]:
     """The requested implementations that are there, and for every baseline its version or why it is not."""
-    found = [ours(name) for name in OURS if name in names]
+    found = [its for name, its in IMPLEMENTATIONS.items() if name in names]
     described = {}
     if any(name in names for name in BASELINES):
-        for name, baseline in baselines.available(folder).items():
-            described[name] = {"version": baseline.version, "why_not": baseline.why_not}
-            if name in names and not baseline.why_not:
-                found.append(theirs(baseline))
+        for name, its in baselines.available(folder).items():
+            described[name] = {"version": its.version, "why_not": its.why_not}
+            if name in names and not its.why_not:
+                found.append(its)
     return found, described
 
 
@@ -246,7 +177,9 @@ class CellRun:
         """Result of one implementation at this cell; an error is a result too."""
         name = implementation.name
         result: dict[str, Any] = {"cell": self.cell.key, "impl": name, "cold_us": None, "exact": None}
-        if refused := implementation.refuse(self.cell):
+        cell = self.cell
+        width = max(cell.n, cell.width)
+        if refused := implementation.refuse(cell.batch, width, cell.k, DTYPES[cell.dtype]):
             return {**result, "note": refused}
         try:
             prepared = implementation.prepare(self.chain)
@@ -367,7 +300,7 @@ def repeatability(found: Sequence[Implementation], device: str = "cuda") -> dict
     chain = Chain(chain.logits[:2], chain.lengths[:2], K)
     sets: dict[str, int | str] = {}
     for implementation in found:
-        if measured_in(implementation.name, oracles.BLOCKS_GROUP):
+        if oracles.BLOCKS_GROUP in MEASURED[implementation.name]:
             continue  # Their results are another shape's.
         try:
             prepared = implementation.prepare(chain)
@@ -458,7 +391,7 @@ def main(
     stopped = False
     spent: defaultdict[str, float] = defaultdict(float)
     for cell in chosen:
-        its_own = [its for its in found if measured_in(its.name, cell.group)]
+        its_own = [its for its in found if cell.group in MEASURED[its.name]]
         missing = [its for its in its_own if (cell.key, its.name) not in done]
         floor = cell.group == "main" and FLOOR in names and (cell.key, FLOOR) not in done
         if not missing and not floor:

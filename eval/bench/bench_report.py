@@ -11,13 +11,14 @@ from eval.bench.oracles import BLOCKS_GROUP
 from eval.bench.our_kernels import (
     BLOCKS,
     HINTED,
+    IMPLEMENTATIONS,
     IN_BLOCKS,
     NO_HINT,
     PAPER,
+    PDL,
     PREFILL,
     PREFILL_ROUNDS,
     RADIX_ROUNDS,
-    VARIANTS,
 )
 
 FORMAT = "gvr_topk.bench_kernels/3"
@@ -25,7 +26,7 @@ FORMAT = "gvr_topk.bench_kernels/3"
 Cell = Mapping[str, Any]
 Results = Mapping[str, Any]
 
-OURS = (*VARIANTS, PREFILL, PREFILL_ROUNDS, BLOCKS, IN_BLOCKS)
+OURS = tuple(IMPLEMENTATIONS)
 BASELINES = (
     *("torch", "trtllm", "vllm", "flashinfer", "flashinfer_ragged"),
     *(
@@ -43,13 +44,34 @@ REFERENCES = (HINTED, PREFILL, BLOCKS)
 FLOOR = "read_floor"
 """Reading the rows and nothing else."""
 
-PREFILL_ALONE = (PREFILL, PREFILL_ROUNDS, "trtllm_prefill", "vllm_prefill")
-"""Implementations that are measured on chunks of a prefill alone."""
-PREFILL_IMPLS = (*PREFILL_ALONE, NO_HINT, "torch", "flashinfer_ragged", "flashinfer_deterministic")
-"""Those that are measured on chunks of a prefill: ops for it, and decode ops that take a length for each row.
-FlashInfer's `top_k` takes none, and other projects' decode kernels are not made for so many rows."""
-BLOCKS_ALONE = (BLOCKS, IN_BLOCKS, "torch_blocks", "torch_in_blocks")
-"""Those that are measured on the two-level indexer alone, where nothing else is."""
+GROUPS = (
+    *("main", "trace", "engine", "scale", "mask", "layer", "prefill", "hint", "v4", "adversarial"),
+    *("wide_buffers", "k", "dtype", BLOCKS_GROUP),
+)
+"""Parts of the benchmark."""
+_SHORT = ("main", "trace", "engine", "scale", "layer")
+_ANY = tuple(group for group in GROUPS if group not in ("prefill", "hint", BLOCKS_GROUP))
+MEASURED: dict[str, tuple[str, ...]] = {
+    HINTED: (*_ANY, "hint"),
+    NO_HINT: (*_ANY, "hint", "prefill"),
+    RADIX_ROUNDS: ("main", "trace"),
+    PDL: ("main",),
+    PAPER: ("main", "trace", "layer"),
+    **dict.fromkeys((PREFILL, PREFILL_ROUNDS, "trtllm_prefill", "vllm_prefill"), ("prefill",)),
+    **dict.fromkeys((BLOCKS, IN_BLOCKS, "torch_blocks", "torch_in_blocks"), (BLOCKS_GROUP,)),
+    "torch": (*_SHORT, "adversarial", "prefill", "v4"),
+    "trtllm": (*_SHORT, "mask", "adversarial", "v4"),
+    "vllm": _ANY,
+    "flashinfer": _SHORT,
+    "flashinfer_ragged": (*_SHORT, "prefill", "v4"),
+    "flashinfer_deterministic": (*_ANY, "prefill"),
+    "cudnn": (*_SHORT, "mask", "adversarial", "v4"),
+}
+"""Groups in which each implementation is measured, so that all of them fit into one run.
+
+vLLM and FlashInfer's deterministic call, which are nearest to this package, are measured wherever they can
+be. Others take no hint. Chunks of a prefill are for ops that are made for it, and for decode ops that take a
+length for each row, but not for other projects' decode kernels, which are not made for so many rows."""
 
 SHAPES = ((8192, 1), (32768, 1), (70690, 1), (131072, 1), (1048576, 1), (8192, 64), (131072, 64))
 """Length and batch of the rows that the pages show, which are measured first."""
@@ -126,13 +148,6 @@ class Index:
             if above and below:
                 ratios[cell["key"]] = above / below
         return ratios
-
-
-def measured_in(impl: str, group: str) -> bool:
-    """Whether an implementation belongs into a group; prefill and the two-level indexer have their own."""
-    if group == BLOCKS_GROUP:
-        return impl in BLOCKS_ALONE
-    return impl in PREFILL_IMPLS if group == "prefill" else impl not in PREFILL_ALONE + BLOCKS_ALONE
 
 
 def dump(data: Mapping[str, Any]) -> str:

@@ -83,7 +83,8 @@ def their_calls(chain: Chain, folder: Path | None) -> tuple[dict[str, Call], dic
     calls: dict[str, Call] = {}
     described = {}
     for name, baseline in baselines.available(folder).items():
-        why_not = baseline.why_not or baseline.refuse(chain.batch, chain.logits.dtype, chain.k)
+        shape = (chain.batch, chain.logits.shape[2], chain.k, chain.logits.dtype)
+        why_not = baseline.why_not or baseline.refuse(*shape)
         if not why_not:
             try:
                 calls[name] = functools.partial(baseline.prepare(chain).launch, 0)

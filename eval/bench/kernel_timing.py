@@ -131,6 +131,30 @@ class Prepared:
         self.results.fill_(POISON)
 
 
+@dataclasses.dataclass(frozen=True)
+class Implementation:
+    """A kernel of ours or of another project, bound to nothing yet.
+
+    Attributes
+    ----------
+    name : str
+    prepare : callable
+        ``prepare(Chain) -> Prepared``.
+    refuse : callable
+        ``refuse(rows, width, k, dtype) -> str``: why it cannot serve a shape, or an empty string.
+    version : str
+        What exactly was loaded of another project.
+    why_not : str
+        Why it cannot be loaded here; empty when it can.
+    """
+
+    name: str
+    prepare: Callable[[Chain], Prepared]
+    refuse: Callable[[int, int, int, torch.dtype], str] = lambda rows, width, k, dtype: ""
+    version: str = ""
+    why_not: str = ""
+
+
 def l2_bytes(device: torch.device | str) -> int:
     """Size of the device's L2 cache."""
     if torch.device(device).type != "cuda":

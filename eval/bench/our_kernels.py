@@ -5,13 +5,14 @@ This is the one module of the evaluation that knows how the benchmark's implemen
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from eval.bench.kernel_timing import Chain, Prepared
+from eval.bench.kernel_timing import Chain, Implementation, Prepared
 from eval.bench.oracles import BLOCK_K, given_blocks
 from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
 from gvr_topk.constants import FLAG_PDL, FLAG_QUANTILE_GUESS, StatsColumn
@@ -66,6 +67,11 @@ RADIX_ROUNDS = "radix_rounds"
 PDL = "pdl"
 PAPER = "paper"
 
+PREFILL = "prefill"
+PREFILL_ROUNDS = "prefill_radix_rounds"
+BLOCKS = "blocks"
+IN_BLOCKS = "in_blocks"
+
 VARIANTS = {
     HINTED: Variant(),
     NO_HINT: Variant(path="no_hint", state=False, row_slot=False),
@@ -73,20 +79,10 @@ VARIANTS = {
     PDL: Variant(pdl=True),
     PAPER: Variant(path="paper_gvr", indices=True),
 }
-"""Our implementations in the benchmark: `HINTED` is what the integrations do."""
+"""Ways to call the decode op: `HINTED` is what the integrations do."""
 
 
-PREFILL = "prefill"
-PREFILL_ROUNDS = "prefill_radix_rounds"
-PREFILL_PATHS = {PREFILL: "auto", PREFILL_ROUNDS: "radix_rounds"}
-"""Our implementations for chunks of a prefill, and the path that each is called with."""
-
-BLOCKS = "blocks"
-IN_BLOCKS = "in_blocks"
-"""Our implementations of the source of a two-level indexer, and of its consumers."""
-
-
-def why_refused(variant: Variant, rows: int, width: int, k: int, dtype: torch.dtype) -> str:
+def _why_refused(variant: Variant, rows: int, width: int, k: int, dtype: torch.dtype) -> str:
     """Why a variant cannot serve a shape; empty when it can."""
     try:
         plan(rows=rows, width=width, k=k, dtype=dtype, path=variant.path)
@@ -202,3 +198,23 @@ def prepare_in_blocks(chain: Chain) -> Prepared:
         launch_op(InBlocksArguments(*given))
 
     return Prepared(launch, results)
+
+
+IMPLEMENTATIONS = {
+    its.name: its
+    for its in (
+        *(
+            Implementation(
+                name,
+                functools.partial(prepare_ours, variant=variant),
+                functools.partial(_why_refused, variant),
+            )
+            for name, variant in VARIANTS.items()
+        ),
+        Implementation(PREFILL, functools.partial(prepare_prefill, path="auto")),
+        Implementation(PREFILL_ROUNDS, functools.partial(prepare_prefill, path="radix_rounds")),
+        Implementation(BLOCKS, prepare_blocks),
+        Implementation(IN_BLOCKS, prepare_in_blocks),
+    )
+}
+"""Ours in the benchmark: decode, prefill, and the source and a consumer of a two-level indexer."""

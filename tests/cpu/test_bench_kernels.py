@@ -35,7 +35,8 @@ from eval.bench.bench_report import (
     worst_launch,
     worst_ratios,
 )
-from eval.bench.kernel_timing import Chain, ChainRun, Prepared
+from eval.bench.kernel_timing import Chain, ChainRun, Implementation, Prepared
+from eval.bench.our_kernels import IMPLEMENTATIONS
 from eval.common.machine import write_json
 from eval.common.options import read_results
 from eval.report import picture
@@ -55,7 +56,7 @@ class TestCellRun:
 
     @pytest.mark.parametrize("name", ["hinted", "no_hint"])
     def test_exact_op_is_timed_as_a_whole_and_by_launch(self, name: str) -> None:
-        measured = self.run().measure(bench_kernels.ours(name))
+        measured = self.run().measure(IMPLEMENTATIONS[name])
         assert measured["exact"] is True
         assert measured["cold_us"] > 0
         assert measured["worst_us"] >= measured["cold_us"]
@@ -96,10 +97,9 @@ class TestCellRun:
         monkeypatch.setattr(our_kernels, "launch_op", op)
         monkeypatch.setattr(bench_kernels, "EACH_GROUPS", ())
         monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
-        monkeypatch.setattr(bench_kernels, "MEASURED", {})
         carrying = our_kernels.Variant(indices=broken == "carried")
         prepare = functools.partial(our_kernels.prepare_ours, variant=carrying)
-        measured = run.measure(bench_kernels.Implementation("hinted", lambda cell: "", prepare))
+        measured = run.measure(Implementation("hinted", prepare))
         assert measured["exact"] is False
         assert "wrong rows in 3 replays" in measured["note"]
 
@@ -115,7 +115,7 @@ class TestCellRun:
             return times
 
         monkeypatch.setattr(ChainRun, "time_each", time_each)
-        assert run.measure(bench_kernels.ours("hinted"))["exact"] is False
+        assert run.measure(IMPLEMENTATIONS["hinted"])["exact"] is False
 
     @pytest.mark.parametrize("broken", [False, True])
     def test_other_implementations_are_compared_by_value_at_every_step(self, broken: bool) -> None:
@@ -131,19 +131,19 @@ class TestCellRun:
 
             return Prepared(launch, prepared.results)
 
-        measured = run.measure(bench_kernels.Implementation("torch", lambda cell: "", prepare))
+        measured = run.measure(Implementation("torch", prepare))
         assert measured["exact"] is not broken
 
     def test_error_is_a_result(self) -> None:
         def prepare(chain: Chain) -> Prepared:
             raise RuntimeError("out of memory\nmore")
 
-        measured = self.run().measure(bench_kernels.Implementation("torch", lambda cell: "", prepare))
+        measured = self.run().measure(Implementation("torch", prepare))
         assert (measured["cold_us"], measured["exact"]) == (None, False)
         assert measured["note"] == "RuntimeError: out of memory"
 
     def test_op_gives_one_set_in_all_runs(self) -> None:
-        assert bench_kernels.repeatability([bench_kernels.ours("hinted")], "cpu") == {"hinted": 1}
+        assert bench_kernels.repeatability([IMPLEMENTATIONS["hinted"]], "cpu") == {"hinted": 1}
 
 
 class TestTwoLevelIndexer:
@@ -153,8 +153,8 @@ class TestTwoLevelIndexer:
     def measure(self, name: str) -> dict[str, Any]:
         run = bench_kernels.CellRun(self.CELL, Sources(), device="cpu")
         if name in bench_kernels.OURS:
-            return run.measure(bench_kernels.ours(name))
-        return run.measure(bench_kernels.theirs(baselines.available()[name]))
+            return run.measure(IMPLEMENTATIONS[name])
+        return run.measure(baselines.available()[name])
 
     @pytest.mark.parametrize("name", IMPLEMENTATIONS)
     def test_every_implementation_is_exact(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ class TestPrefillRun:
         given: list[PrefillArguments] = []
         monkeypatch.setattr(our_kernels, "launch_op", given.append)
         chain = make_chain(CAUSAL, device="cpu")
-        bench_kernels.ours(name).prepare(chain).launch(1)
+        IMPLEMENTATIONS[name].prepare(chain).launch(1)
         (arguments,) = given
         wanted = KernelPath.AUTO if name == "prefill" else KernelPath.RADIX_ROUNDS
         assert (arguments.path, arguments.k, arguments.flags) == (wanted, 64, 0)
@@ -215,14 +215,14 @@ class TestPrefillRun:
 
         monkeypatch.setattr(our_kernels, "launch_op", op)
         monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
-        measured = run.measure(bench_kernels.ours("prefill"))
+        measured = run.measure(IMPLEMENTATIONS["prefill"])
         assert measured["exact"] is False
         assert measured["note"] == "3 wrong rows in 3 replays"
 
     def test_positions_behind_a_row_count_as_none_of_those_alone_that_know_no_lengths(self) -> None:
         run = self.run(dataclasses.replace(CAUSAL, n=200))
         for name, exact in (("torch", True), ("vllm_prefill", False)):
-            measured = run.measure(bench_kernels.Implementation(name, lambda cell: "", baselines._torch))
+            measured = run.measure(Implementation(name, baselines._torch))
             assert measured["exact"] is exact
 
 
