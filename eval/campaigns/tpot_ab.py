@@ -38,7 +38,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -53,14 +53,14 @@ from eval.campaigns.store import RunStore, text_hash
 from eval.campaigns.tpot_report import paper_sd, tpot_table
 from eval.campaigns.verdicts import ERROR_RATE, Order, Variant, describe_power, variant_order
 from eval.common.machine import compute_capability
-from eval.common.options import check_label, refuse_repeats
+from eval.common.options import check_label, options_of, refuse_repeats
 from eval.common.status import TOOL_FAULT, UNDECIDED, InputError
 from gvr_topk.integrations._kit.environment import DISABLE
 
 Via = Literal["bench", "serve", "running"]
 Engine = Literal["tensorrt-llm", "vllm"]
 
-PROGRAMS = {
+PROGRAMS: dict[tuple[Engine, Via | None], str] = {
     ("tensorrt-llm", "bench"): "trtllm-bench",
     ("tensorrt-llm", "serve"): "trtllm-serve",
     ("vllm", "serve"): "vllm",
@@ -71,31 +71,46 @@ EFFECTS = (1.0, 2.0, 5.0)
 
 @dataclass(frozen=True)
 class Settings:
-    """How every repetition is run; names as the options of the command line."""
+    """What is measured, and how every repetition is run."""
 
-    model: str
-    via: Via
-    out: Path = Path("out")
-    engine: Engine = "tensorrt-llm"
-    model_path: str | None = None
-    configs: str | None = None
-    requests: int = 5
-    warmup: int = 2
-    concurrency: int = 1
-    output_tokens: int = 1024
-    gpus: int = 8
-    max_num_tokens: int = 8192
-    max_seq_len: int | None = None
-    url_off: str | None = None
-    url_on: str | None = None
-    log_off: Path | None = None
-    log_on: Path | None = None
-    port: int = 8123
-    extra_args: str = ""
-    launcher: str = ""
-    program: str = ""
-    client: str = "vllm bench serve"
-    config_flag: str = "--config"
+    model: Annotated[str, typer.Option(help="Model name, as for the engine's program.")]
+    prompts: Annotated[list[str], typer.Option(help="LABEL=FILE, repeatable; the paper's are 64K and 100K.")]
+    engine: Annotated[Engine, typer.Option(help="What runs the model.")] = "tensorrt-llm"
+    model_path: Annotated[str | None, typer.Option(help="Checkpoint, for trtllm-bench and vLLM.")] = None
+    mtp: Annotated[list[int] | None, typer.Option(help="MTP setting, repeatable. Default: 0 1 3.")] = None
+    via: Annotated[Via | None, typer.Option(help="Default: bench; serve for vLLM.")] = None
+    configs: Annotated[
+        str | None,
+        typer.Option(
+            help="TensorRT-LLM's YAML files, with {mtp} and {variant} (off, on). Default: shipped ones."
+        ),
+    ] = None
+    repetitions: Annotated[int, typer.Option(min=1, help="Of each variant.")] = 8
+    order: Annotated[Order, typer.Option(help="abba turns every second pair round.")] = "abba"
+    entry: Annotated[int, typer.Option(help="Line of the prompt file, from 0.")] = 1
+    requests: Annotated[int, typer.Option(min=1, help="Timed requests per repetition.")] = 5
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before those.")] = 2
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 1
+    output_tokens: Annotated[int, typer.Option(min=2)] = 1024
+    gpus: Annotated[int, typer.Option(min=1, help="Tensor parallel size, for trtllm-bench and vLLM.")] = 8
+    max_num_tokens: Annotated[int, typer.Option(help="Prefill chunk, for trtllm-bench and vLLM.")] = 8192
+    max_seq_len: Annotated[int | None, typer.Option(help="Of both. Default: 1.25 times the prompt.")] = None
+    tokenizer: Annotated[str | None, typer.Option(help="Model whose chat template to apply.")] = None
+    url_off: Annotated[str | None, typer.Option(help="Running server without the heuristic top-k.")] = None
+    url_on: Annotated[str | None, typer.Option(help="Running server with it.")] = None
+    log_off: Annotated[Path | None, typer.Option(help="Log of the running server without it.")] = None
+    log_on: Annotated[Path | None, typer.Option(help="Log of the running server with it.")] = None
+    port: Annotated[int, typer.Option(help="For --via serve.")] = 8123
+    extra_args: Annotated[str, typer.Option(help="More arguments for the engine's program.")] = ""
+    launcher: Annotated[str, typer.Option(help="Words before the engine's program.")] = ""
+    program: Annotated[str, typer.Option(help="Words that start it. Default: its name, from PATH.")] = ""
+    client: Annotated[str, typer.Option(help="Words that start the client of a server.")] = "vllm bench serve"
+    config_flag: Annotated[str, typer.Option(help="Or --extra_llm_api_options.")] = "--config"
+    timeout: Annotated[float, typer.Option(help="Seconds for one repetition.")] = 3600.0
+    start_timeout: Annotated[float, typer.Option(help="Seconds until a started server is ready.")] = 1800.0
+    keep_going: Annotated[bool, typer.Option(help="Go on after a failed run.")] = True
+    out: Annotated[Path, typer.Option(help="Folder for logs, the run store and results.")] = Path("out/tpot")
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and stop.")] = False
 
     @property
     def has_configs(self) -> bool:
@@ -169,7 +184,6 @@ def plan_run(
     case: Mapping[str, Any],
     prompt: Prompt,
     turn: tuple[int, Variant],
-    order: Order,
     build: Mapping[str, str],
 ) -> PlannedRun:
     """One repetition of one side of one case."""
@@ -194,7 +208,7 @@ def plan_run(
             server = Server(tuple(command), f"{url}/health", Path(f"{place}.server.log"))
         command = settings.load(file, url, report)
     return PlannedRun(
-        labels={**case, "variant": variant, "repetition": repetition, "order": order},
+        labels={**case, "variant": variant, "repetition": repetition, "order": settings.order},
         command=tuple(command),
         log=Path(f"{place}.log"),
         inputs=inputs,
@@ -232,112 +246,72 @@ def check_settings(settings: Settings, mtps: Sequence[int]) -> None:
             raise InputError(f"{off}: wanted MTP {mtp}, got {loaded.next_n - 1}")
 
 
-def read_prompts(items: Sequence[str], entry: int, tokenizer: str | None, via: Via) -> dict[str, Prompt]:
-    """The prompts of LABEL=FILE words, in the form that the chosen way of running takes."""
+def read_prompts(settings: Settings) -> dict[str, Prompt]:
+    """The prompts, in the form that the chosen way of running takes."""
     prompts = {}
-    for item in items:
+    for item in settings.prompts:
         label, _, name = item.partition("=")
         if not label or not name:
             raise typer.BadParameter(f"wanted LABEL=FILE, got {item!r}", param_hint="--prompts")
         check_label(label, "--prompts")
-        prompt = read_prompt(Path(name), entry)
-        if prompt.form == "messages" and tokenizer is not None:
-            prompt = apply_template(prompt, tokenizer, as_text=via != "bench")
+        prompt = read_prompt(Path(name), settings.entry)
+        if prompt.form == "messages" and settings.tokenizer is not None:
+            prompt = apply_template(prompt, settings.tokenizer, as_text=settings.via != "bench")
         if prompt.form == "messages":
             raise InputError(f"{name}: wanted no chat messages; --tokenizer MODEL applies its template")
-        if prompt.form == "input_ids" and via != "bench":
+        if prompt.form == "input_ids" and settings.via != "bench":
             raise InputError(f"{name}: wanted a text, which the client of a server sends, got token ids")
         prompts[label] = prompt
-    refuse_repeats([item.partition("=")[0] for item in items], "--prompts")
+    refuse_repeats([item.partition("=")[0] for item in settings.prompts], "--prompts")
     return prompts
 
 
-def main(
-    model: Annotated[str, typer.Option(help="Model name, as for the engine's program.")],
-    prompts: Annotated[list[str], typer.Option(help="LABEL=FILE, repeatable; the paper's are 64K and 100K.")],
-    engine: Annotated[Engine, typer.Option(help="What runs the model.")] = "tensorrt-llm",
-    model_path: Annotated[str | None, typer.Option(help="Checkpoint, for trtllm-bench and vLLM.")] = None,
-    mtp: Annotated[list[int] | None, typer.Option(help="MTP setting, repeatable. Default: 0 1 3.")] = None,
-    via: Annotated[Via | None, typer.Option(help="Default: bench; serve for vLLM.")] = None,
-    configs: Annotated[
-        str | None,
-        typer.Option(
-            help="TensorRT-LLM's YAML files, with {mtp} and {variant} (off, on). Default: shipped ones."
-        ),
-    ] = None,
-    repetitions: Annotated[int, typer.Option(min=1, help="Of each variant.")] = 8,
-    order: Annotated[Order, typer.Option(help="abba turns every second pair round.")] = "abba",
-    entry: Annotated[int, typer.Option(help="Line of the prompt file, from 0.")] = 1,
-    requests: Annotated[int, typer.Option(min=1, help="Timed requests per repetition.")] = 5,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before those.")] = 2,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 1,
-    output_tokens: Annotated[int, typer.Option(min=2)] = 1024,
-    gpus: Annotated[int, typer.Option(min=1, help="Tensor parallel size, for trtllm-bench and vLLM.")] = 8,
-    max_num_tokens: Annotated[int, typer.Option(help="Prefill chunk, for trtllm-bench and vLLM.")] = 8192,
-    max_seq_len: Annotated[int | None, typer.Option(help="Of both. Default: 1.25 times the prompt.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Model whose chat template to apply.")] = None,
-    url_off: Annotated[str | None, typer.Option(help="Running server without the heuristic top-k.")] = None,
-    url_on: Annotated[str | None, typer.Option(help="Running server with it.")] = None,
-    log_off: Annotated[Path | None, typer.Option(help="Log of the running server without it.")] = None,
-    log_on: Annotated[Path | None, typer.Option(help="Log of the running server with it.")] = None,
-    port: Annotated[int, typer.Option(help="For --via serve.")] = 8123,
-    extra_args: Annotated[str, typer.Option(help="More arguments for the engine's program.")] = "",
-    launcher: Annotated[str, typer.Option(help="Words before the engine's program.")] = "",
-    program: Annotated[str, typer.Option(help="Words that start it. Default: its name, from PATH.")] = "",
-    client: Annotated[
-        str, typer.Option(help="Words that start the client of a server.")
-    ] = "vllm bench serve",
-    config_flag: Annotated[str, typer.Option(help="Or --extra_llm_api_options.")] = "--config",
-    timeout: Annotated[float, typer.Option(help="Seconds for one repetition.")] = 3600.0,
-    start_timeout: Annotated[float, typer.Option(help="Seconds until a started server is ready.")] = 1800.0,
-    keep_going: Annotated[bool, typer.Option(help="Go on after a failed run.")] = True,
-    out: Annotated[Path, typer.Option(help="Folder for logs, the run store and results.")] = Path("out/tpot"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and stop.")] = False,
-) -> None:
+@options_of(Settings)
+def main(given: Settings) -> None:
     """Measure TPOT with the heuristic top-k off and on, taking turns."""
-    via = via or ("serve" if engine == "vllm" else "bench")
-    given = locals()
-    settings = Settings(**{option.name: given[option.name] for option in fields(Settings)})
+    settings = replace(given, via=given.via or ("serve" if given.engine == "vllm" else "bench"))
+    engine, via, order = settings.engine, settings.via, settings.order
     if engine == "vllm" and via == "bench":
         raise typer.BadParameter("wanted serve or running for vLLM, got bench", param_hint="--via")
-    if engine == "vllm" and configs is not None:
+    if engine == "vllm" and settings.configs is not None:
         raise typer.BadParameter(
             "wanted none for vLLM, whose sides differ in GVR_TOPK_DISABLE alone", param_hint="--configs"
         )
-    if any((value is not None) != (via == "running") for value in (url_off, url_on, log_off, log_on)):
+    of_servers = (settings.url_off, settings.url_on, settings.log_off, settings.log_on)
+    if any((value is not None) != (via == "running") for value in of_servers):
         raise typer.BadParameter(
             "wanted --url-off, --url-on, --log-off and --log-on with --via running, and only then",
             param_hint="--via",
         )
-    mtps = mtp or [0, 1, 3]
+    mtps = settings.mtp or list(MTP)
     refuse_repeats(mtps, "--mtp")
     if via == "running" and len(mtps) != 1:
         raise typer.BadParameter("wanted one setting, that of the running servers", param_hint="--mtp")
-    store = RunStore(out / "runs")
-    fixed = read_prompts(prompts, entry, tokenizer, via)
+    store = RunStore(settings.out / "runs")
+    fixed = read_prompts(settings)
     check_settings(settings, mtps)
     cases: list[dict[str, Any]] = [{"MTP": setting, "prompt": label} for setting in mtps for label in fixed]
     package = "vllm" if engine == "vllm" else "tensorrt_llm"
     build = {} if via == "running" else build_identity(settings.command[0], package)
     planned = [
-        plan_run(settings, case, fixed[case["prompt"]], turn, order, build)
+        plan_run(settings, case, fixed[case["prompt"]], turn, build)
         for case in cases
-        for turn in variant_order(repetitions, order)
+        for turn in variant_order(settings.repetitions, order)
     ]
     family = store.family(cases)
     spreads = {f"MTP {setting}": (100 * paper_sd(setting), EFFECTS) for setting in sorted(mtps)}
     outcome = run_campaign(
         planned,
         store,
-        describe_power(spreads, repetitions, order, ERROR_RATE / 2 / family, "per cent"),
-        Limits(timeout, start_timeout, keep_going),
-        program=[] if via == "running" else [*shlex.split(launcher), *settings.command],
+        describe_power(spreads, settings.repetitions, order, ERROR_RATE / 2 / family, "per cent"),
+        Limits(settings.timeout, settings.start_timeout, settings.keep_going),
+        program=[] if via == "running" else [*shlex.split(settings.launcher), *settings.command],
         option="--program",
-        dry_run=dry_run,
+        dry_run=settings.dry_run,
     )
     compared = outcome.compare(cases, "tpot_ms", order, family, math.log)
     typer.echo(f"\n{tpot_table(compared)}\n")
-    outcome.report(out, family, compared)
+    outcome.report(settings.out, family, compared)
     if len(outcome.records) == len(planned):
         raise typer.Exit(0)
     raise typer.Exit(TOOL_FAULT if outcome.faulty else UNDECIDED)

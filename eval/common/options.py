@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
 import shutil
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -26,6 +27,29 @@ Out = Annotated[Path, typer.Option(help="Result file.")]
 BaselineFolder = Annotated[Path | None, typer.Option(help="Folder of other projects' files.")]
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+Options = TypeVar("Options")
+Result = TypeVar("Result")
+
+
+def options_of(kind: type[Options]) -> Callable[[Callable[[Options], Result]], Callable[..., Result]]:
+    """Decorator by which a command has the fields of a dataclass for options, and the function gets one."""
+
+    def decorate(function: Callable[[Options], Result]) -> Callable[..., Result]:
+        def main(**given: Any) -> Result:
+            return function(kind(**given))
+
+        main.__annotations__ = hints = get_type_hints(kind, include_extras=True)
+        main.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                its.replace(annotation=hints[name], kind=its.KEYWORD_ONLY)
+                for name, its in inspect.signature(kind).parameters.items()
+            ]
+        )
+        return main
+
+    return decorate
 
 
 def no_gpu(option: str = "") -> str:

@@ -37,7 +37,7 @@ from engine import GRAPH_DUMMY, fake_package, load_dsa
 
 from eval.bench.baselines import load_trtllm_op
 from eval.common.machine import describe_machine, without_folders, write_json
-from eval.common.options import Commit, Device, require_device, require_writable
+from eval.common.options import Commit, Device, options_of, require_device, require_writable
 from gvr_topk.evaluation.trace import Trace, TraceError, load_trace, shipped_trace
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations.tensorrt_llm.hook import LayerHook
@@ -57,27 +57,24 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Options:
-    """What to simulate; see the command line."""
+class Settings:
+    """What to simulate."""
 
-    device: str
-    requests: int
-    steps: int
-    window: int  # longest row, in keys
-    topk: int
-    seed: int
+    device: Device = "cuda"
+    trace: Annotated[list[Path] | None, typer.Option(help="One layer each; default: the shipped one.")] = None
+    requests: Annotated[int, typer.Option(min=1, help="Rows of the captured graph.")] = 8
+    steps: Annotated[int, typer.Option(min=3, help="Decode steps.")] = 400
+    window: Annotated[int, typer.Option(min=1, help="Longest row, in keys.")] = 32768
+    topk: Annotated[int, typer.Option(min=1, help="Items per row.")] = 2048
+    seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0
+    out: Annotated[Path | None, typer.Option(help="Result file; default: standard output alone.")] = None
+    commit: Commit = ""
 
 
 class Decoder:
-    """Indexers, cache and metadata of one run; one layer per trace.
+    """Indexers, cache and metadata of one run; one layer per trace."""
 
-    Parameters
-    ----------
-    traces : list of Trace
-    options : Options
-    """
-
-    def __init__(self, traces: list[Trace], options: Options) -> None:
+    def __init__(self, traces: list[Trace], options: Settings) -> None:
         self.options = options
         self.dsa = load_dsa()
         self.traces = [self._tensors(trace) for trace in traces]
@@ -219,7 +216,7 @@ class Decoder:
 
 
 def schedule(
-    trace: Trace, options: Options
+    trace: Trace, options: Settings
 ) -> list[tuple[list[tuple[Arrival, int]], list[Arrival], list[int]]]:
     """Who runs, who arrives and who has left, for every step; the same for every run."""
     rng = random.Random(options.seed)
@@ -272,42 +269,35 @@ def summary(times: list[float]) -> dict[str, float]:
 
 
 def run(
-    traces: list[Trace], options: Options, arm: str, expected: list[list[Tensor]] | None = None
+    traces: list[Trace], options: Settings, arm: str, expected: list[list[Tensor]] | None = None
 ) -> dict[str, Any]:
-    """Run the schedule once.
-
-    Parameters
-    ----------
-    traces : list of Trace
-    options : Options
-    arm : {"off", "on"}
-    expected : list of list of Tensor, optional
-        ``sets`` of another run, to compare with step by step.
+    """Run the schedule once, with the hook ``off`` or ``on``.
 
     Returns
     -------
     dict
-        ``sets`` (list per step of one tensor per layer), ``agreement``, ``graph_us``, ``hook_us`` (list by
-        kind of step, which `simulate` explains), ``counters``.
+        ``sets`` (list per step of one tensor per layer), their ``agreement`` with those `expected`,
+        ``graph_us``, ``hook_us`` (list by kind of step, which `simulate` explains), ``counters``.
     """
-    os.environ.pop("TRTLLM_GVR_TOPK", None)
-    with fake_package("trtllm_1_2", topk=options.topk), timed_hook() as taken:
-        dsa = load_dsa()
-        engine_ops: Any = torch.ops.trtllm
+    engine_ops: Any = torch.ops.trtllm
+    sets: list[list[Tensor]] = []
+    graph_us: list[float] = []
+    hook_us: dict[str, list[float]] = {}
+    rows: list[int] = []
+    agreement = {"rows": 0, "identical": 0, "other_ties": 0, "different": 0}
+    with patch.dict(os.environ), fake_package("trtllm_1_2", topk=options.topk), timed_hook() as taken:
+        os.environ.pop("TRTLLM_GVR_TOPK", None)
+        load_dsa()
         op = engine_ops.indexer_topk_decode
-        if arm == "on":
-            os.environ["TRTLLM_GVR_TOPK"] = "1"
-            if not integration.install():
-                raise RuntimeError(f"the hook was refused: {dict(integration.describe())['would happen']}")
         try:
+            if arm == "on":
+                os.environ["TRTLLM_GVR_TOPK"] = "1"
+                if not integration.install():
+                    raise RuntimeError(
+                        f"the hook was refused: {dict(integration.describe())['would happen']}"
+                    )
             decoder = Decoder(traces, options)
-            assert decoder.dsa is dsa
             decoder.capture()
-            sets: list[list[Tensor]] = []
-            graph_us: list[float] = []
-            hook_us: dict[str, list[float]] = {}
-            rows: list[int] = []
-            agreement = {"rows": 0, "identical": 0, "other_ties": 0, "different": 0}
             for running, new, gone in schedule(traces[0], options):
                 for request_id in gone:
                     decoder.manager.free_resources(request_id)
@@ -326,7 +316,6 @@ def run(
             seen = integration.counters().as_dict() if arm == "on" else None
         finally:
             integration.uninstall()
-            os.environ.pop("TRTLLM_GVR_TOPK", None)
             engine_ops.indexer_topk_decode = op
     return {
         "sets": sets,
@@ -350,29 +339,14 @@ def compare(decoder: Decoder, wanted: list[Tensor], got: list[Tensor], agreement
                 agreement["different"] += 1
 
 
-def simulate(traces: list[Trace], options: Options, original: str, commit: str) -> dict[str, Any]:
-    """Run all arms and compare them.
-
-    Parameters
-    ----------
-    traces : list of Trace
-    options : Options
-    original : str
-        What the ``off`` arm runs, for the record.
-    commit : str
-        As `describe_machine` takes it.
-
-    Returns
-    -------
-    dict
-        JSON-ready result.
-    """
+def simulate(traces: list[Trace], options: Settings, original: str) -> dict[str, Any]:
+    """Run both arms and compare them; what goes into JSON. `original` is what the ``off`` arm runs."""
     results = {"off": run(traces, options, "off")}
     results["on"] = run(traces, options, "on", expected=results["off"]["sets"])
     plan = schedule(traces[0], options)
     medians = {arm: statistics.median(result["graph_us"]) for arm, result in results.items()}
     layers = len(traces)
-    described = describe_machine(commit, options.device)
+    described = describe_machine(options.commit, options.device)
     return {
         "what": "simulated decode: indexer scores of a real trace, hook off and on; not TensorRT-LLM itself",
         "machine": described["device"],
@@ -403,34 +377,24 @@ def simulate(traces: list[Trace], options: Options, original: str, commit: str) 
     }
 
 
-def main(
-    device: Device = "cuda",
-    trace: Annotated[
-        list[Path] | None, typer.Option(help="One layer each; default: the shipped one.")
-    ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Rows of the captured graph.")] = 8,
-    steps: Annotated[int, typer.Option(min=3, help="Decode steps.")] = 400,
-    window: Annotated[int, typer.Option(min=1, help="Longest row, in keys.")] = 32768,
-    topk: Annotated[int, typer.Option(min=1, help="Items per row.")] = 2048,
-    seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Result file; default: standard output alone.")] = None,
-    commit: Commit = "",
-) -> int:
+@options_of(Settings)
+def main(options: Settings) -> int:
     """Run and report; 1 when a set differs."""
-    require_device(device)
-    require_writable(out)
-    if device == "cpu":
+    require_device(options.device)
+    require_writable(options.out)
+    if options.device == "cpu":
         torch.set_num_threads(1)
     try:
-        traces = [load_trace(path) for path in trace] if trace else [shipped_trace()]
+        traces = [load_trace(path) for path in options.trace] if options.trace else [shipped_trace()]
     except TraceError as error:
         raise typer.BadParameter(str(error)) from None
-    missing = load_trtllm_op() if device == "cuda" and topk == 2048 else "CPU, or another k"
+    compiled = options.device == "cuda" and options.topk == 2048
+    missing = load_trtllm_op() if compiled else "CPU, or another k"
     original = "torch.ops.trtllm.indexer_topk_decode, compiled"
     if missing:
         original = f"exact reference in torch ({missing})"
-    result = simulate(traces, Options(device, requests, steps, window, topk, seed), original, commit)
-    if out is not None:
-        write_json(out, result)
+    result = simulate(traces, options, original)
+    if options.out is not None:
+        write_json(options.out, result)
     print(json.dumps(without_folders(result), indent=1))
     return int(result["sets"]["different"] > 0)

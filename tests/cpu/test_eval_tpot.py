@@ -97,10 +97,10 @@ def test_default_files_are_those_of_the_gpu_found(
 ) -> None:
     write_program(tmp_path, "nvidia-smi", f"print({capability!r})")
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = Settings("m", "bench", Path("out")).config(1, "on")
+    found = Settings("m", [], via="bench").config(1, "on")
     assert found == combined_configs() / f"bench_{family}_tep8_mtp1_on.yaml" and found.exists()
-    assert Settings("m", "serve", Path("out")).config(3, "off").name == "serve_tep8_mtp3_off.yaml"
-    mine = Settings("m", "bench", Path("out"), configs="mine_{mtp}_{variant}.yaml")
+    assert Settings("m", [], via="serve").config(3, "off").name == "serve_tep8_mtp3_off.yaml"
+    mine = Settings("m", [], via="bench", configs="mine_{mtp}_{variant}.yaml")
     assert mine.config(0, "off") == Path("mine_0_off.yaml")
 
 
@@ -130,7 +130,7 @@ def test_a_folder_as_the_model_is_its_checkpoint(tmp_path: Path, given: str | No
     """trtllm-bench would look for it on the hub."""
     folder = tmp_path / "model"
     folder.mkdir()
-    settings = Settings(str(folder), "bench", Path("out"), model_path=given)
+    settings = Settings(str(folder), [], via="bench", model_path=given)
     command = settings.start(Prompt("prompt", ""), Path("p"), 0, "off", Path("r"))
     assert command[1:5] == ["--model", str(folder), "--model_path", str(tmp_path / path)]
 

@@ -68,7 +68,7 @@ def test_only_the_hook_is_timed_and_by_kind_of_step(script, monkeypatch):
 
     monkeypatch.setattr(script.LayerHook, "_after_prepare", after_prepare)
     monkeypatch.setattr(script.time, "perf_counter", lambda: 1e-6 * clock[0])
-    options = script.Options("cpu", 4, 60, 700, 64, 0)
+    options = script.Settings("cpu", None, 4, 60, 700, 64)
     found = script.run([script.shipped_trace()], options, "on")["hook_us"]
     kinds = {"same": [], "moved": [], "arrivals": []}
     for number, (before, now) in enumerate(itertools.pairwise(taken), 2):
@@ -92,7 +92,7 @@ def test_a_wrong_set_is_found(script, monkeypatch, capsys):
 
 def test_rows_grow_requests_change_and_every_run_sees_the_same(script):
     trace = script.shipped_trace()
-    options = script.Options("cpu", 4, 200, 700, 64, 0)
+    options = script.Settings("cpu", None, 4, 200, 700, 64)
     plan = script.schedule(trace, options)
     again = script.schedule(trace, options)
     assert [[a.request_id for a, _ in running] for running, _, _ in plan] == [
