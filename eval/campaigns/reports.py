@@ -11,11 +11,12 @@ import re
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 Figures = dict[str, float | None]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=10**12)]
+Report = TypeVar("Report", bound=BaseModel)
 
 _NUMBER = r"(-?\d+(?:\.\d+)?)"
 EVAL_TASKS = {
@@ -31,49 +32,26 @@ class ReportError(ValueError):
     """A report or log does not hold the figures that were looked for."""
 
 
-class Strict(BaseModel):
-    """A part of a report: numbers are numbers, and neither null, true nor a text."""
+class BenchReport(BaseModel, strict=True):
+    """Figures of what ``trtllm-bench throughput --streaming --report_json`` writes."""
 
-    model_config = ConfigDict(strict=True)
-
-
-Report = TypeVar("Report", bound=Strict)
-
-
-class StreamingMetrics(Strict):
-    avg_tpot_ms: Positive
-    avg_ttft_ms: Positive
+    tpot_ms: Positive = Field(validation_alias=AliasPath("streaming_metrics", "avg_tpot_ms"))
+    ttft_ms: Positive = Field(validation_alias=AliasPath("streaming_metrics", "avg_ttft_ms"))
+    acceptance: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, validation_alias=AliasPath("decoding_stats", "draft_acceptance_rate_percentiles", "average")
+    )
+    requests: Count = Field(validation_alias=AliasPath("request_info", "num_requests"))
+    output_tokens: Positive = Field(validation_alias=AliasPath("request_info", "avg_output_length"))
 
 
-class RequestInfo(Strict):
-    num_requests: Annotated[int, Field(ge=1, le=10**9)]
-    avg_output_length: Positive
-
-
-class Percentiles(Strict):
-    average: Share | None = None
-
-
-class DecodingStats(Strict):
-    draft_acceptance_rate_percentiles: Percentiles | None = None
-
-
-class BenchReport(Strict):
-    """What ``trtllm-bench throughput --streaming --report_json`` writes."""
-
-    streaming_metrics: StreamingMetrics
-    request_info: RequestInfo
-    decoding_stats: DecodingStats | None = None
-
-
-class ServeReport(Strict):
+class ServeReport(BaseModel, strict=True):
     """What ``vllm bench serve --save-result`` writes; means over the requests."""
 
-    completed: Annotated[int, Field(ge=1, le=10**9)]
+    completed: Count
     failed: Annotated[int, Field(ge=0, le=0)]
     mean_tpot_ms: Positive
     mean_ttft_ms: Positive
-    total_output_tokens: Annotated[int, Field(ge=1, le=10**12)]
+    total_output_tokens: Count
     spec_decode_acceptance_rate: Annotated[float, Field(ge=0, le=100)] | None = None  # per cent
 
 
@@ -87,20 +65,8 @@ def read_eval_log(task: str, text: str) -> Figures:
 
 
 def read_bench_report(path: Path) -> Figures:
-    """Means over the requests of trtllm-bench.
-
-    ``tpot_ms``, ``ttft_ms``, ``acceptance`` (share of draft tokens accepted; None without speculative
-    decoding), ``requests``, ``output_tokens``.
-    """
-    data = _read(BenchReport, path)
-    rates = data.decoding_stats and data.decoding_stats.draft_acceptance_rate_percentiles
-    return {
-        "tpot_ms": data.streaming_metrics.avg_tpot_ms,
-        "ttft_ms": data.streaming_metrics.avg_ttft_ms,
-        "acceptance": rates.average if rates else None,
-        "requests": data.request_info.num_requests,
-        "output_tokens": data.request_info.avg_output_length,
-    }
+    """Means over the requests; ``acceptance`` is the share of draft tokens accepted, None without any."""
+    return _read(BenchReport, path).model_dump()
 
 
 def read_serve_report(path: Path) -> Figures:

@@ -121,7 +121,7 @@ def test_impossible_figures_are_refused(tmp_path: Path, name: str, value: Any) -
         ('{"half": ', "Invalid JSON"),
         ("[]", "should be an object"),
         ("[" * 100_000, "recursion"),
-        ("{}", "streaming_metrics: Field required"),
+        ("{}", "streaming_metrics.avg_tpot_ms: Field required"),
     ],
     ids=["half", "list", "deep", "no figures"],
 )
