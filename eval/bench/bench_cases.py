@@ -24,10 +24,10 @@ from eval.bench.kernel_timing import (
     nan_rows,
 )
 from eval.bench.oracles import BLOCKS_GROUP
+from eval.common.outputs import DTYPES
 from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_rows
 from gvr_topk.evaluation.trace import ScoreSource, Trace, load_trace, shipped_trace
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OTHER_LENGTHS = (8192, 70690, 262144)
 """Lengths of rows of another k or dtype."""
 LENGTHS = (4096, 8192, 16384, 32768, 70690, 131072, 262144, 524288, 1048576)

@@ -42,7 +42,6 @@ from torch import Tensor
 from eval.bench import baselines, oracles
 from eval.bench.baselines import BaselineError
 from eval.bench.bench_cases import (
-    DTYPES,
     Cell,
     K,
     Sources,
@@ -83,6 +82,7 @@ from eval.common.options import (
     require_gpu,
     require_writable,
 )
+from eval.common.outputs import DTYPES
 from gvr_topk.constants import BLOCK_SIZE, StatsColumn
 
 REPLAYS = 9

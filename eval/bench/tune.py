@@ -17,11 +17,12 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from eval.bench.bench_cases import DTYPES, KEEP, LENGTHS, K
+from eval.bench.bench_cases import KEEP, LENGTHS, K
 from eval.bench.kernel_timing import ChainRun, gaussian_chain
 from eval.bench.our_kernels import prepare_ours
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import Commit, Out, require_gpu, require_writable
+from eval.common.outputs import DTYPES
 from eval.common.tables import markdown_table
 from gvr_topk.policy import plan
 

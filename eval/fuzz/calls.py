@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eval.common.outputs import DTYPES, INT32, expected_outputs
 from eval.fuzz.cases import Case
 from eval.fuzz.contents import CONTENTS, Draw, draw_integer
-from eval.stress.stress_cases import DTYPES
 from gvr_topk.arguments import (
     BlocksArguments,
     DecodeArguments,
@@ -47,7 +47,6 @@ from gvr_topk.evaluation.oracle import (
     sorted_blocks,
     sorted_in_blocks,
     sorted_topk,
-    translate_positions,
 )
 from gvr_topk.ops import launch
 from gvr_topk.policy import parse_path
@@ -69,8 +68,6 @@ POISON = -7777
 GUARD_COLUMNS = 3
 SORTED_SCORES = 1 << 20
 """On a GPU the oracle is the sort in NumPy for no more scores than that."""
-
-INT32 = torch.iinfo(torch.int32)
 
 Written = Iterator[tuple[str, Tensor, Tensor]]
 """What a call has written: its name, what is there, and what has to be there."""
@@ -169,14 +166,12 @@ def _decode(case: Case, draw: Draw) -> Callable[[], Written]:
             expected_indices = kept.indices.clone()
             for slot, row in writers.items():
                 expected_indices[slot] = wanted[row]
-    cache_slots = None
-    if page_table is not None:
-        request = torch.arange(case.rows, device=device) // case.next_n
-        cache_slots = translate_positions(wanted, page_table, case.page_size, request)
+    request = torch.arange(case.rows, device=device) // case.next_n
+    expected = _expected(case, wanted, request, page_table)
     lengths = visible.tolist()
 
     def call() -> Written:
-        results = _results(case, wanted, cache_slots)
+        results = {name: _guarded(its) for name, its in expected.items()}
         counts = (wanted >= 0).sum(dim=1).to(torch.int32)
         # A guard row before and behind.
         left = torch.full((case.rows + 2, STATE_FLOATS), float(POISON), device=device)
@@ -245,14 +240,9 @@ def _prefill(case: Case, draw: Draw) -> Callable[[], Written]:
     # Windows are moved to the first column, where the oracles take them.
     columns = (starts[:, None] + torch.arange(case.width, device=device)).clamp(max=case.width - 1)
     positions = oracles(case, device.type)[0](logits.gather(1, columns), lengths, case.k)
-    page_table, cache_slots, offsets, moved = _page_table(case, draw), None, None, positions
-    if page_table is not None:
-        cache_slots = translate_positions(positions, page_table, case.page_size, request)
-    if case.offsets:
-        offsets = _offsets(case, draw)
-        moved = positions.to(torch.int64) + offsets[request.clamp(0, case.table_rows - 1), None]
-        fits = (positions >= 0) & (moved >= INT32.min) & (moved <= INT32.max)
-        moved = torch.where(fits, moved, -1).to(torch.int32)
+    page_table = _page_table(case, draw)
+    offsets = _offsets(case, draw) if case.offsets else None
+    expected = _expected(case, positions, request, page_table, offsets)
     tables = {
         "row_request": row_request,
         "offsets": offsets,
@@ -263,7 +253,7 @@ def _prefill(case: Case, draw: Draw) -> Callable[[], Written]:
     bounds = [0, *sorted(inner.tolist()), case.width]
 
     def call() -> Written:
-        results = _results(case, moved, cache_slots)
+        results = {name: _guarded(its) for name, its in expected.items()}
         given = {**tables, **_outputs(case, results, device)}
         flags = FLAG_PDL * case.pdl + FLAG_STREAMS * case.streams
         arguments: PrefillArguments | PrefillSliceArguments
@@ -458,13 +448,17 @@ def _like(logits: Tensor, content: Tensor) -> Tensor:
     return base.as_strided(logits.shape, logits.stride(), logits.storage_offset()).copy_(content)
 
 
-def _results(case: Case, positions: Tensor, cache_slots: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
-    """Results by the name of the argument: poisoned, and what they have to be."""
-    if cache_slots is None:
-        return {"out": _guarded(positions)}
-    if case.cache_slots:
-        return {"out": _guarded(positions), "slots": _guarded(cache_slots)}
-    return {"out": _guarded(cache_slots)}
+def _expected(
+    case: Case, positions: Tensor, request: Tensor, page_table: Tensor | None, offsets: Tensor | None = None
+) -> dict[str, Tensor]:
+    return expected_outputs(
+        positions,
+        request,
+        page_table=page_table,
+        page_size=case.page_size,
+        cache_slots=case.cache_slots,
+        offsets=offsets,
+    )
 
 
 def _outputs(case: Case, results: dict[str, tuple[Tensor, Tensor]], device: torch.device) -> dict[str, Any]:

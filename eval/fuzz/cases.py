@@ -15,8 +15,8 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from eval.common.outputs import DTYPES
 from eval.fuzz.contents import CONTENTS
-from eval.stress.stress_cases import DTYPES
 from gvr_topk.arguments import PREFILL_PATHS
 from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH, Path
 from gvr_topk.policy import plan

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eval.common.outputs import DTYPES, INT32
 from gvr_topk.constants import (
     STATE_FLOATS,
     STATE_INFINITE,
@@ -19,12 +20,8 @@ from gvr_topk.constants import (
 )
 from gvr_topk.policy import plan
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 ROW_ALIGNMENT = 16
 """Aligned rows of a buffer are a multiple of so many elements apart, as an engine's are."""
-
-INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
 Draw = torch.Generator
 
@@ -279,17 +276,17 @@ def seq_len_values(configuration: Configuration) -> list[int]:
     """Key counts that no engine would write, and those at which something changes."""
     k, width = configuration.k, configuration.width
     return [
-        *(INT32_MIN, INT32_MIN + 1, -1, 0, 1, configuration.next_n),
+        *(INT32.min, INT32.min + 1, -1, 0, 1, configuration.next_n),
         *(k - 1, k, k + 1, k + configuration.next_n),
         *(8192, 8193, 16_384, 16_385),  # up to there one CTA of a cluster selects alone
-        *(width // 2, width - 1, width, width + 1, 2 * width, INT32_MAX - 1, INT32_MAX),
+        *(width // 2, width - 1, width, width + 1, 2 * width, INT32.max - 1, INT32.max),
     ]
 
 
 def row_slot_values(configuration: Configuration) -> list[int]:
     """Every slot there is, those beside the first and the last, and the ends of int32."""
     slots = configuration.slots
-    return [*range(-1, slots + 1), slots + 7, 1 << 20, INT32_MIN, INT32_MAX]
+    return [*range(-1, slots + 1), slots + 7, 1 << 20, INT32.min, INT32.max]
 
 
 SAMPLE_SETTINGS = (
@@ -381,7 +378,7 @@ def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int]
     if tensor == "parameters":
         words = sample_parameters([*SAMPLE_SETTINGS, (-1.0, -1, -1.0, 2.0), (1e30, 2**31 - 1, 1e-30, 1.0)])
         return torch.cat(
-            [chosen(words.flatten().tolist(), torch.int32), integers(INT32_MIN, INT32_MAX + 1, 16)]
+            [chosen(words.flatten().tolist(), torch.int32), integers(INT32.min, INT32.max + 1, 16)]
         )
     if tensor == "seq_lens":
         return chosen(seq_len_values(configuration), torch.int32)
@@ -391,14 +388,14 @@ def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int]
         stale = stale_states(int(torch.Size(shape).numel()) // STATE_FLOATS, draw).view(-1, *shape)
         if tensor == STALE_STATES:
             return stale
-        bits = integers(INT32_MIN, INT32_MAX + 1, 16).view(torch.float32)
+        bits = integers(INT32.min, INT32.max + 1, 16).view(torch.float32)
         return torch.cat([chosen(FIRST_NUMBERS, torch.float32), stale, bits])
     if tensor == "indices":
-        ends = [INT32_MIN, -1, 0, 1, configuration.width - 1, configuration.width, INT32_MAX]
+        ends = [INT32.min, -1, 0, 1, configuration.width - 1, configuration.width, INT32.max]
         return torch.cat(
             [
                 integers(0, configuration.width, 4),
-                integers(INT32_MIN, INT32_MAX + 1, 1),
+                integers(INT32.min, INT32.max + 1, 1),
                 chosen(ends, torch.int32, 2),
                 integers(-1, 0, 1),
             ]

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 import gvr_topk
+from eval.common.outputs import DTYPES, expected_outputs
 from eval.stress.stress_cases import (
     CHAINS,
-    DTYPES,
     SAMPLE_SETTINGS,
     Configuration,
     chain_steps,
@@ -29,10 +29,9 @@ from eval.stress.stress_cases import (
     visible_lengths,
 )
 from eval.stress.stress_library import TimeLog, neighbours_library, succeed
-from gvr_topk import TopkState, indexer_topk_decode
+from gvr_topk import TopkState, indexer_topk_decode, sampling
 from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN, StatsColumn
 from gvr_topk.contract import exact_topk, row_lengths
-from gvr_topk.evaluation.oracle import translate_positions
 from gvr_topk.sampling.arguments import LIMIT_WORDS
 
 ROW_SETS = {"cuda": 64, "cpu": 8}
@@ -332,11 +331,17 @@ class Workload:
         else:
             lengths = row_lengths(seq_lens, c.rows, c.next_n).clamp(max=c.width)
             positions = exact_topk(logits, lengths, c.k)
-        in_place = self.page_table is not None and not c.cache_slots
-        result = self._results[launch].view(self.expected)
-        result.copy_(self._translate(positions) if in_place else self._moved(positions))
+        outputs = expected_outputs(
+            positions,
+            self._table_row(),
+            page_table=self.page_table,
+            page_size=c.page_size,
+            cache_slots=c.cache_slots,
+            offsets=self.offsets,
+        )
+        self._results[launch].view(self.expected).copy_(outputs["out"])
         if c.cache_slots:
-            self._cache_slots[launch].view(self.expected).copy_(self._translate(positions))
+            self._cache_slots[launch].view(self.expected).copy_(outputs["slots"])
         if c.counts:
             self._counts[launch].view(self.expected).copy_(lengths.clamp(0, c.k))
         if not c.indices:
@@ -359,12 +364,9 @@ class Workload:
 
     def _sample(self, launch: int, device: str, outputs: dict[str, Any]) -> None:
         """Sample the rows of a launch on a device, whose seeds and positions are their numbers."""
-        # By its name here, because another package (`--package`) may not have it.
-        from gvr_topk.sampling import sample
-
         c = self.configuration
         temperature, top_k, top_p, min_p = (words.to(device) for words in self.parameters)
-        sample(
+        sampling.sample(
             self._inputs(launch)[0].to(device),
             temperature=temperature.view(torch.float32),
             top_k=top_k,
@@ -383,18 +385,6 @@ class Workload:
         if self.row_slot is not None and c.is_prefill:
             return self.row_slot.to(torch.int64).clamp(0, c.slots - 1)
         return torch.arange(c.rows, device=self.device) // c.next_n
-
-    def _moved(self, positions: Tensor) -> Tensor:
-        """Positions with the offset of their request."""
-        if self.offsets is None:
-            return positions
-        return torch.where(positions >= 0, positions + self.offsets[self._table_row(), None], -1)
-
-    def _translate(self, positions: Tensor) -> Tensor:
-        """Slots of a paged cache."""
-        assert self.page_table is not None
-        page_size = self.configuration.page_size
-        return translate_positions(positions, self.page_table, page_size, self._table_row())
 
     def _make_masks(self) -> None:
         """For `_check_by_torch`: the segment of each word, or one past the last, and which to poison."""
@@ -433,7 +423,6 @@ class Workload:
             "stats": stats,
         }
         if c.is_prefill:
-            # By its name here, because another package (`--package`) may not have it.
             gvr_topk.indexer_topk_prefill(
                 logits,
                 self.row_starts,

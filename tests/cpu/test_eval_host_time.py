@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
+from eval_fakes import run_verb
 
 from eval.bench import host_time
 from eval.bench.kernel_timing import Chain
@@ -59,19 +58,11 @@ def test_ways_take_turns_and_the_median_counts(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-def command(*arguments: str) -> tuple[int, str]:
-    app = typer.Typer()
-    app.command()(host_time.main)
-    done = CliRunner().invoke(app, list(arguments))
-    return done.exit_code, done.output
-
-
 def test_command_writes_figures_and_where_they_come_from(tmp_path: Path) -> None:
     out = tmp_path / "host.json"
-    status, said = command(
-        "--device", "cpu", "--length", "64", "--calls", "3", "--out", str(out), "--commit", "abc"
-    )
-    assert status == 0, said
+    options = ("--length", "64", "--calls", "3", "--out", str(out), "--commit", "abc")
+    done = run_verb("host", "--device", "cpu", *options)
+    assert done.exit_code == 0, done.output
     data = json.loads(out.read_text())
     assert (data["format"], data["machine"]["commit"]) == (host_time.FORMAT, "abc")
     assert (data["n"], data["batch"], data["k"], data["calls"]) == (64, 1, 64, 3)
@@ -79,10 +70,10 @@ def test_command_writes_figures_and_where_they_come_from(tmp_path: Path) -> None
     assert {"hinted", "bare", "dispatcher", "zero_", "torch"} <= set(measured)
     assert all(len(result["turns_us"]) == host_time.TURNS for result in data["results"])
     assert data["baselines"]["trtllm"]["why_not"] and "trtllm" not in measured
-    assert "hinted" in said and "trtllm: " in said
+    assert "hinted" in done.output and "trtllm: " in done.output
 
 
 @pytest.mark.parametrize("wrong", [("--device", "tpu"), ("--device", "cpu", "--calls", "0")])
 def test_wrong_use(wrong: tuple[str, ...]) -> None:
-    status, said = command(*wrong)
-    assert status == 2 and "wanted" in said
+    done = run_verb("host", *wrong)
+    assert done.exit_code == 2 and "wanted" in done.output

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
+from eval_fakes import Ended, run_verb
 
+from eval.common.outputs import DTYPES
 from eval.fuzz import calls, fuzz
 from eval.fuzz import cases as drawn
 from eval.fuzz.contents import CONTENTS
-from eval.stress.stress_cases import DTYPES
 from gvr_topk import cpu
 from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments
 from gvr_topk.constants import (
@@ -150,9 +149,6 @@ def test_oracles_agree(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(calls, "checks_by_sort", lambda case, device, by_sort=by_sort: by_sort)
             wanted.append([expected for _, _, expected in calls.make_call(case, "cpu")()])
         assert all(torch.equal(*pair) for pair in zip(*wanted, strict=True)), case
-
-
-# ---------------------------------------------------------------- tensors
 
 
 # ---------------------------------------------------------------- what is found
@@ -310,10 +306,8 @@ def test_a_wrong_page_table_of_the_op_is_found(op: str, monkeypatch: pytest.Monk
 # ---------------------------------------------------------------- the command
 
 
-def invoke(*options: str) -> Any:
-    app = typer.Typer()
-    app.command()(fuzz.main)
-    return CliRunner().invoke(app, ["--device", "cpu", *options])
+def invoke(*options: str) -> Ended:
+    return run_verb("fuzz", "--device", "cpu", *options)
 
 
 def test_the_summary_counts_what_was_drawn() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner, Result
+from eval_fakes import Ended, run_verb
 
+from eval.common.outputs import DTYPES, INT32
 from eval.common.paths import ROOT
 from eval.fuzz import fuzz
 from eval.fuzz.cases import decode_cases, draw_cases
@@ -21,8 +21,6 @@ from eval.stress import stress, stress_cases, stress_run, stress_workload
 from eval.stress.stress_cases import (
     CHAINS,
     CONFIGURATIONS,
-    INT32_MAX,
-    INT32_MIN,
     REWRITINGS,
     SCALED_LOGITS,
     STALE_STATES,
@@ -72,7 +70,7 @@ def family(configuration: Configuration) -> str:
         rows=configuration.rows,
         width=configuration.width,
         k=configuration.k,
-        dtype=stress_cases.DTYPES[configuration.dtype],
+        dtype=DTYPES[configuration.dtype],
         path=configuration.path,
     ).family
 
@@ -81,7 +79,7 @@ class TestConfigurations:
     def test_they_reach_every_kernel_and_dtype(self) -> None:
         families = {"small_row", "resident", "streaming", "fallback", "paper_gvr", "prefill", "sample"}
         assert {family(configuration) for configuration in CONFIGURATIONS} == families
-        assert {configuration.dtype for configuration in CONFIGURATIONS} == set(stress_cases.DTYPES)
+        assert {configuration.dtype for configuration in CONFIGURATIONS} == set(DTYPES)
         assert {family(configuration) for configuration in rewritten_configurations()} == families
 
     def test_they_use_every_argument(self) -> None:
@@ -119,17 +117,17 @@ class TestContents:
 
     def test_pools_hold_what_no_engine_would_write(self) -> None:
         lengths = set(rewrite_pool("seq_lens", TINY, (1, 50), self.draw()).unique().tolist())
-        assert {INT32_MIN, -1, 0, TINY.k, TINY.k + 1, TINY.width, INT32_MAX} <= lengths
+        assert {INT32.min, -1, 0, TINY.k, TINY.k + 1, TINY.width, INT32.max} <= lengths
         slots = set(rewrite_pool("row_slot", TINY, (1, 50), self.draw()).unique().tolist())
-        assert {INT32_MIN, -1, *range(TINY.slots), TINY.slots, INT32_MAX} <= slots
+        assert {INT32.min, -1, *range(TINY.slots), TINY.slots, INT32.max} <= slots
         indices = rewrite_pool("indices", TINY, (5, 40), self.draw())
-        assert int(indices.min()) == INT32_MIN and int(indices.max()) == INT32_MAX
+        assert int(indices.min()) == INT32.min and int(indices.max()) == INT32.max
         states = rewrite_pool("state", TINY, (1, 48), self.draw())
         assert bool(states.isnan().any() and states.isinf().any() and (states == 0.5).any())
         assert bool(((states > 64) & (states < 65)).any() and (states < -1).any())
         parameters = set(rewrite_pool("parameters", SAMPLE, (4, 10), self.draw()).unique().tolist())
         bits = torch.tensor([0.9, 1e30, -1.0]).view(torch.int32).tolist()
-        assert {0, 50, INT32_MAX, *bits} <= parameters and len(parameters) > 500
+        assert {0, 50, INT32.max, *bits} <= parameters and len(parameters) > 500
         scores = rewrite_pool("logits", TINY, (4, 600), self.draw())
         assert bool(scores.isnan().all(dim=2).any() and (scores == torch.inf).all(dim=2).any())
 
@@ -384,10 +382,8 @@ class TestCompiledHelpers:
             assert without == []
 
 
-def command(*arguments: str) -> Result:
-    app = typer.Typer()
-    app.command()(stress.main)
-    return CliRunner().invoke(app, ["--device", "cpu", *arguments])
+def command(*arguments: str) -> Ended:
+    return run_verb("stress", "--device", "cpu", *arguments)
 
 
 @pytest.fixture
@@ -515,14 +511,10 @@ class TestCommand:
 
 
 class TestFuzzBeside:
-    def command(self, *arguments: str) -> Result:
-        app = typer.Typer()
-        app.command()(fuzz.main)
-        return CliRunner().invoke(app, ["--device", "cpu", "--seconds", "0.5", *arguments])
-
     def test_neighbours_take_turns_and_are_named(self, tmp_path: Path) -> None:
         out = tmp_path / "fuzz.json"
-        assert self.command("--beside", "none,none", "--out", str(out)).exit_code == 0
+        options = ["--beside", "none,none", "--seconds", "0.5", "--out", str(out)]
+        assert run_verb("fuzz", "--device", "cpu", *options).exit_code == 0
         assert json.loads(out.read_text())["beside"] == ["none", "none"]
 
     def test_the_neighbour_is_fed_before_each_call(self) -> None:
