@@ -95,8 +95,8 @@ WIDTHS = (0, 131072, 1048576)
 """Columns of the buffers that are shown; 0 for as many as the row has."""
 FAULTY = "stress_ee90c38.json"
 """A stress run of an older commit, whose faults it found."""
-EACH_LAUNCHES = 1000
-"""Launches that were timed one by one, in files that do not say how many."""
+OPS = ("decode", "prefill", "blocks", "sampling")
+"""Kinds of the fuzzer's cases."""
 NOISE = 0.01
 """Differences up to this share are not spoken of."""
 
@@ -174,7 +174,7 @@ def performance() -> str:
         "v4": index.group("v4") and table(["k", "N x batch", *v4.values()], of_v4, align="rl"),
         "hint": hint_figures(index),
         "sampling": sampled(files),
-        "fuzz": fuzzed(run["machine"]["commit"], files),
+        "fuzz": fuzzed(files),
         "blocks": blocks(index),
         "sweep": sweep and {"source": source_of(sweep), "us": fewer_ctas(sweep)},
     }
@@ -190,7 +190,7 @@ def common_values(bench: Mapping[str, Any], index: Index, files: Results) -> dic
     earlier = [commit for commit in commits if commit != first]
     names = ", ".join(sorted(set(earlier)))
     told = f"{len(earlier):,} of the file's {len(commits):,} figures are of commit {names}"
-    launches = {its["each_us"].get("launches", EACH_LAUNCHES) for its in index.results if "each_us" in its}
+    launches = {its["each_us"]["launches"] for its in index.results if "each_us" in its}
     ratios = {row["other"]: row for row in worst_ratios(index)}
     named = {impl: peers.get(impl, impl) for impl in BASELINES} | {PAPER: "the paper's kernel"}
     return {
@@ -199,7 +199,7 @@ def common_values(bench: Mapping[str, Any], index: Index, files: Results) -> dic
         "k": k,
         "dtype": dtype,
         "peers": peers,
-        "each_launches": " or ".join(f"{each:,}" for each in sorted(launches or {EACH_LAUNCHES})),
+        "each_launches": " or ".join(f"{each:,}" for each in sorted(launches)),
         "ratios": [{"name": name, **ratios[impl]} for impl, name in peers.items() if impl in ratios],
         "faster": [f"{named[impl]} at {_where(cells)}" for impl, cells in faster_cells(index).items()],
         "selections": selections(bench, peers),
@@ -534,36 +534,23 @@ def fewer_ctas(sweep: Mapping[str, Any]) -> dict[str, float]:
     return dict(us)
 
 
-def fuzz_of(commit: str, files: Results) -> dict[str, Any]:
-    """The fuzzer's files of one commit; if there is none, those of the commit that was fuzzed last."""
-    runs = files.of_one_gpu("fuzz_*.json")
-    if commit not in {run["machine"]["commit"] for run in runs.values()} and runs:
-        commit = max(runs.values(), key=lambda run: run["machine"]["date"])["machine"]["commit"]
-    return {name: run for name, run in runs.items() if run["machine"]["commit"] == commit}
-
-
-def fuzzed(commit: str, files: Results) -> dict[str, Any] | None:
-    """What the fuzzer called and found; files of version 1 are of decode alone."""
-    found = files.quote(fuzz_of(commit, files))
+def fuzzed(files: Results) -> dict[str, Any] | None:
+    """What the fuzzer called and found."""
+    found = files.quote(files.of_one_gpu("fuzz_*.json"))
     for name, run in found.items():
         refuse_if(run.get("failure"), name, "no mismatch")
     if not found:
         return None
     runs = list(found.values())
-    others = ("prefill", "blocks", "sampling")
-    of_op = {"decode": runs} | {op: [run[op] for run in runs if op in run] for op in others}
-    cases = {op: sum(its["cases"] for its in of) for op, of in of_op.items()}
-    paths = {
-        op: sorted({path for its in of for path in its.get("paths_asked_for", ())})
-        for op, of in of_op.items()
-    }
+    parts = [(op, part) for run in runs for op, part in run["drawn"].items()]
+    paths = {op: sorted({path for name, part in parts if name == op for path in part["paths"]}) for op in OPS}
     return {
         "source": source_of(*runs),
-        "cases": cases["decode"],
-        "of": cases | {"decode": 2 * cases["decode"] - sum(cases.values())},
+        "cases": sum(run["cases"] for run in runs),
+        "of": {op: sum(part["cases"] for name, part in parts if name == op) for op in OPS},
         "paths": {op: ", ".join(f"`{path}`" for path in its) for op, its in paths.items()},
         "rows": sum(run["rows"] for run in runs),
-        "neighbours": len({name for run in runs for name in run.get("beside", ())}),
+        "neighbours": len({name for run in runs for name in run["beside"]}),
         "seconds": sum(run["seconds"] for run in runs),
     }
 
