@@ -113,16 +113,23 @@ def flashinfer(folder: Path | None, rows: int) -> dict[str, Peer]:
     }
 
 
-def batches(rows: int, dtype: torch.dtype, peaked: bool, count: int) -> list[Tensor]:
+def cold_batches(make: Callable[[], Tensor]) -> list[Tensor]:
+    """Batches that together are larger than the L2 cache."""
+    first = make()
+    return [first, *(make() for _ in range(int(min(MOST_BATCHES, max(2, COLD_BYTES // first.nbytes))) - 1))]
+
+
+def batches(rows: int, dtype: torch.dtype, peaked: bool) -> list[Tensor]:
     """Draw logits, the same in every run."""
     draw = torch.Generator("cuda").manual_seed(rows)
-    made = []
-    for _ in range(count):
+
+    def make() -> Tensor:
         logits = 2.5 * torch.randn(rows, VOCABULARY, device="cuda", generator=draw)
         best = 14 + 2 * torch.randn(rows, 6, device="cuda", generator=draw) + 16 * peaked
         at = torch.randint(VOCABULARY, (rows, 6), device="cuda", generator=draw)
-        made.append(logits.scatter_(1, at, best).to(dtype))
-    return made
+        return logits.scatter_(1, at, best).to(dtype)
+
+    return cold_batches(make)
 
 
 def microseconds(calls: Sequence[Callable[[], object]]) -> float:
@@ -162,8 +169,7 @@ def outside(logits: Tensor, limits: Tensor, tokens: Tensor) -> int:
 def measure(rows: int, dtype: str, name: str, peers: Mapping[str, Mapping[str, Peer]]) -> dict[str, Any]:
     """Time one setting, and check it."""
     setting, kind = SETTINGS[name], DTYPES[dtype]
-    count = int(min(MOST_BATCHES, max(2, COLD_BYTES // (rows * VOCABULARY * kind.itemsize))))
-    logits = batches(rows, kind, "peaked" in name, count)
+    logits = batches(rows, kind, "peaked" in name)
     out = torch.empty(rows, dtype=torch.int64, device="cuda")
     limits = torch.empty(rows, 8, dtype=torch.int32, device="cuda")
     numbers = torch.arange(rows, device="cuda")

@@ -26,7 +26,7 @@ import typer
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from eval.bench.bench_sampling import COLD_BYTES, MOST_BATCHES, microseconds
+from eval.bench.bench_sampling import cold_batches, microseconds
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import Commit, Out, require_gpu, require_writable
 from eval.common.tables import markdown_table
@@ -82,8 +82,7 @@ WAYS: dict[str, Way] = {
 def measure(rows: int, width: int, k: int) -> dict[str, Any]:
     """Time and check every way, as one rank."""
     draw = torch.Generator("cuda").manual_seed(rows + width + dist.get_rank())
-    count = int(min(MOST_BATCHES, max(2, COLD_BYTES // (rows * width * 4))))
-    batches = [torch.randn(rows, width, device="cuda", generator=draw) for _ in range(count)]
+    batches = cold_batches(lambda: torch.randn(rows, width, device="cuda", generator=draw))
     lengths = torch.full((rows,), width, dtype=torch.int32, device="cuda")
     result: dict[str, Any] = {"rows": rows, "width": width, "k": k, "us": {}, "wrong": {}}
     for name, way in WAYS.items():

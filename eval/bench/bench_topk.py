@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eval.bench.bench_sampling import COLD_BYTES, DTYPES, MOST_BATCHES, microseconds
+from eval.bench.bench_sampling import DTYPES, cold_batches, microseconds
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import Commit, Out, require_gpu, require_writable
 from eval.common.tables import markdown_table
@@ -39,8 +39,7 @@ OURS: dict[str, Call] = {
 def batches(rows: int, width: int, dtype: torch.dtype) -> list[Tensor]:
     """Draw rows, the same in every run."""
     draw = torch.Generator("cuda").manual_seed(rows)
-    count = int(min(MOST_BATCHES, max(2, COLD_BYTES // (rows * width * dtype.itemsize))))
-    return [torch.randn(rows, width, device="cuda", generator=draw).to(dtype) for _ in range(count)]
+    return cold_batches(lambda: torch.randn(rows, width, device="cuda", generator=draw).to(dtype))
 
 
 def wrong_items(given: Tensor, k: int) -> int:

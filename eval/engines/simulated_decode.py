@@ -130,19 +130,10 @@ class Decoder:
             self.manager.pool[layer, block, :length] = keys[arrival.shift : arrival.shift + length]
 
     def step(self, running: list[tuple[Arrival, int]], new: list[Arrival]) -> tuple[list[Tensor], float]:
-        """One decode step.
+        """One decode step, of requests in generation with their trace steps and of those in context phase.
 
-        Parameters
-        ----------
-        running : list of (Arrival, int)
-            Requests in generation and their trace step.
-        new : list of Arrival
-            Requests in context phase; with any, the step is eager.
-
-        Returns
-        -------
-        list of Tensor, ``[rows, topk]``, sorted per row; float, microseconds of the forward pass on the
-        device
+        With any of the latter the step is eager. Returns sorted positions, ``[rows, topk]``, of each layer,
+        and the microseconds of the forward pass on the device.
         """
         work = [(a, a.start - 1) for a in new] + running
         pads = 0 if new else self.options.requests - len(work)

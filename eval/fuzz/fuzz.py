@@ -82,17 +82,8 @@ class Drawn:
 def check_case(case: Case, device: str, *, beside: Neighbour | None = None) -> Tensor | None:
     """Run one case twice, the second time with the state of the first, and compare everything it writes.
 
-    Parameters
-    ----------
-    case : Case
-    device : str
-    beside : Neighbour, optional
-        Is at work during each call.
-
-    Returns
-    -------
-    Tensor or None
-        Its statistics, where the case asked for them.
+    The neighbour `beside` is at work during each call. Returns the op's statistics, where the case asked for
+    them.
 
     Raises
     ------

@@ -143,17 +143,9 @@ def run_launches(
 ) -> None:
     """Run every configuration beside every neighbour, and under every kind of delay.
 
-    Parameters
-    ----------
-    run : Run
-    configurations : sequence of Configuration
-    neighbours : sequence of str
-    launches : int
-        Of each configuration, spread evenly over the neighbours.
-    chaos_launches : int
-        Of each configuration, spread evenly over the modes of a chaos build, in which nothing runs beside.
-    seconds_each : float
-        More than 0: each configuration runs beside neighbours for so long, in place of `launches`.
+    `launches` of each configuration are spread evenly over the neighbours; where `seconds_each` is more than
+    0, it runs beside them for so long instead. `chaos_launches` are spread evenly over the modes of a chaos
+    build, in which nothing runs beside.
     """
     device = run.data["device"]
     kept: dict[str, Neighbour] = {}
@@ -213,16 +205,8 @@ def run_rewriting(
     """Rewrite a tensor on another stream while launches run; then compare undisturbed launches.
 
     While it is rewritten the results may be anything, but the launches must end, and write nothing but what
-    is theirs. In a chaos build the modes take turns.
-
-    Parameters
-    ----------
-    run : Run
-    configurations : sequence of Configuration
-    tensors : sequence of str
-        Of `stress_cases.REWRITINGS`.
-    seconds : float
-        For each tensor, spread evenly over the configurations that have it.
+    is theirs. In a chaos build the modes take turns. `seconds` are for each tensor (of
+    `stress_cases.REWRITINGS`), spread evenly over the configurations that have it.
     """
     device, seed = run.data["device"], run.data["seed"]
     draw = torch.Generator(device=device).manual_seed(seed)
