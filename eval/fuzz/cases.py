@@ -16,14 +16,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from eval.common.outputs import DTYPES
+from eval.common.status import InputError
 from eval.fuzz.contents import CONTENTS
 from gvr_topk.arguments import PREFILL_PATHS
 from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH, Path
 from gvr_topk.policy import plan
 from gvr_topk.sampling.arguments import SLOT_PARAMETERS, LogprobMode, Noise, Order
 
-OPS = ("decode", "prefill", "blocks", "sampling")
-"""Kinds of case; those of blocks call both ops of blocks, those of sampling the sampler's four."""
+OPS = {"decode": 4, "prefill": 3, "blocks": 1, "sampling": 1}
+"""Kinds of case, and how often each is drawn; those of blocks call both ops of blocks, those of sampling the
+sampler's four."""
 
 PATHS = tuple(path.name.lower() for path in Path)
 TUNED_K = (512, 1024, 2048)
@@ -350,31 +352,30 @@ def sampling_cases(draw: st.DrawFn, elements: int) -> Case:
     )
 
 
-@st.composite
-def cases(
-    draw: st.DrawFn, elements: int, paths: Sequence[str], prefill: float, blocks: float, sampling: float
-) -> Case:
-    """Calls of all ops.
+def cases(elements: int, ops: Sequence[str], paths: Sequence[str]) -> st.SearchStrategy[Case]:
+    """Calls of some ops, each as often as `OPS` says, of at most about `elements` scores.
 
-    Parameters
-    ----------
-    elements : int
-        Scores of the largest case, about.
-    paths : sequence of str
-        Paths of the decode op. The prefill op is called on those of them that it has, and the ops of blocks
-        and the sampler's if ``auto`` is among them.
-    prefill, blocks, sampling : float
-        Share of the cases that call the prefill op, of the others that call the ops of blocks, and of the
-        rest that call the sampler's.
+    `paths` are those of the decode op. The prefill op is called on those of them that it has, and the ops of
+    blocks and the sampler's if ``auto`` is among them.
+
+    Raises
+    ------
+    InputError
+        None of the ops has one of the paths.
     """
     of_prefill = [path for path in paths if path in PREFILL_PATH_NAMES]
-    if _chance(draw, prefill) and of_prefill:
-        return draw(prefill_cases(elements, of_prefill))
-    if _chance(draw, blocks) and "auto" in paths:
-        return draw(blocks_cases(elements))
-    if _chance(draw, sampling) and "auto" in paths:
-        return draw(sampling_cases(elements))
-    return draw(decode_cases(elements, paths))
+    strategies = {"decode": decode_cases(elements, paths)}
+    if of_prefill:
+        strategies["prefill"] = prefill_cases(elements, of_prefill)
+    if "auto" in paths:
+        strategies |= {"blocks": blocks_cases(elements), "sampling": sampling_cases(elements)}
+    weighted = [strategies[op] for op in ops if op in strategies for _ in range(OPS[op])]
+    if not weighted:
+        raise InputError(
+            f"--ops: wanted an op with one of the paths {', '.join(paths)}, got {', '.join(ops)}"
+        )
+    # Not `st.one_of`, which counts a strategy that comes several times as one.
+    return st.integers(0, len(weighted) - 1).flatmap(weighted.__getitem__)
 
 
 def draw_cases(strategy: st.SearchStrategy[Case], seed: int, count: int) -> list[Case]:

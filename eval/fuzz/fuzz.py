@@ -11,9 +11,8 @@ A sort in NumPy takes its place in about one of sixteen cases of up to 2^20 scor
 implementation the contract's is, in all cases. The summary says how many cases of each op were drawn, with
 which path, dtype and optional arguments, and how many of them NumPy has checked.
 
-``--prefill`` is the share of the cases that call the prefill op, whose second call has to repeat the first,
-``--blocks`` that of the others that call both ops of blocks, and ``--sampling`` that of the rest that call
-the sampler's four ops, both with the path ``auto``. The oracle of the sampler on a GPU is its CPU
+``--ops`` names the ops that are called. The second call of prefill has to repeat the first. The ops of blocks
+and the sampler's four are called with the path ``auto``; the oracle of the sampler on a GPU is its CPU
 implementation, which tests compare with integers and fractions.
 
 With ``--beside`` a neighbour of `eval.stress.stress_neighbours` works on another stream during each call;
@@ -22,6 +21,7 @@ several take turns.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import time
@@ -46,37 +46,12 @@ from gvr_topk.constants import HintReason, StatsColumn
 ELEMENTS = {"cuda": 1 << 22, "cpu": 1 << 15}
 """Scores of the largest case."""
 
-PREFILL_SHARE = 0.3
-BLOCKS_SHARE = 0.2
-SAMPLING_SHARE = 0.2
-
 BATCH = 64
 """Cases that are drawn at once; each batch has a seed of its own."""
 
 REPORT_SECONDS = 60.0
 
 LARGEST_SEED = 2**43 - 1
-
-
-class Drawn:
-    """How many cases of one op had which path, dtype and arguments, and what became of the hints."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, Counter[str]] = {
-            name: Counter() for name in ("paths", "dtypes", "arguments", "reasons")
-        }
-
-    def add(self, case: Case, stats: Tensor | None) -> None:
-        self.counts["paths"][case.path] += 1
-        self.counts["dtypes"][case.dtype] += 1
-        self.counts["arguments"].update(case.optional())
-        if stats is not None:
-            codes = stats[:, StatsColumn.REASON].tolist()
-            self.counts["reasons"].update(HintReason(code).name.lower() for code in codes)
-
-    def as_json(self) -> dict[str, Any]:
-        cases = self.counts["paths"].total()
-        return {"cases": cases, **{name: dict(count) for name, count in self.counts.items()}}
 
 
 def check_case(case: Case, device: str, *, beside: Neighbour | None = None) -> Tensor | None:
@@ -115,15 +90,11 @@ def _same(what: str, got: Tensor, wanted: Tensor) -> None:
     )
 
 
-def drawn_cases(
-    device: str, seed: int, paths: Sequence[str], prefill: float, blocks: float, sampling: float
-) -> Iterator[Case]:
+def drawn_cases(device: str, seed: int, ops: Sequence[str], paths: Sequence[str]) -> Iterator[Case]:
     """Cases without end; same arguments, same cases."""
-    strategy = cases(ELEMENTS[device], tuple(paths), prefill, blocks, sampling)
-    batch = 0
-    while True:
+    strategy = cases(ELEMENTS[device], ops, paths)
+    for batch in itertools.count():
         yield from draw_cases(strategy, (seed << 20) + batch, BATCH)
-        batch += 1
 
 
 def run(
@@ -141,7 +112,8 @@ def run(
         case if any.
     """
     started = reported = time.monotonic()
-    drawn = {op: Drawn() for op in OPS}
+    counted = ("paths", "dtypes", "arguments", "reasons")
+    drawn: dict[str, dict[str, Counter[str]]] = {op: {name: Counter() for name in counted} for op in OPS}
     count = rows = scores = by_sort = 0
     failure: dict[str, Any] | None = None
     for case in chosen:
@@ -153,7 +125,13 @@ def run(
             text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             failure = {"case": case.as_json(), "error": text}
             break
-        drawn[case.op].add(case, stats)
+        of_op = drawn[case.op]
+        of_op["paths"][case.path] += 1
+        of_op["dtypes"][case.dtype] += 1
+        of_op["arguments"].update(case.optional())
+        if stats is not None:
+            codes = stats[:, StatsColumn.REASON].tolist()
+            of_op["reasons"].update(HintReason(code).name.lower() for code in codes)
         by_sort += checks_by_sort(case, device)
         rows += case.rows
         scores += case.rows * case.width
@@ -163,9 +141,8 @@ def run(
             print(f"{reported - started:5.0f}s {count} cases", flush=True)
         if time.monotonic() - started > seconds:
             break
-    of_op = {op: counts.as_json() for op, counts in drawn.items()}
     return {
-        "format": "gvr_topk.fuzz/4",
+        "format": "gvr_topk.fuzz/5",
         "device": device,
         "cases": count,
         "calls": 2 * count,
@@ -174,10 +151,7 @@ def run(
         "scores": scores,
         "seconds": time.monotonic() - started,
         "beside": [neighbour.name for neighbour in beside],
-        "paths_asked_for": of_op["decode"]["paths"],
-        "prefill": {"cases": of_op["prefill"]["cases"], "paths_asked_for": of_op["prefill"]["paths"]},
-        **{op: {"cases": of_op[op]["cases"]} for op in ("blocks", "sampling")},
-        "drawn": of_op,
+        "drawn": {op: {"cases": counts["paths"].total(), **counts} for op, counts in drawn.items()},
         "failure": failure,
     }
 
@@ -196,13 +170,7 @@ def main(
     paths: Annotated[str, typer.Option(help="Paths to force, comma-separated, or all.")] = "all",
     device: Device = "cuda",
     beside: Annotated[str, typer.Option(help="Neighbours on another stream, comma-separated, or all.")] = "",
-    prefill: Annotated[float, typer.Option(help="Share of the cases that call prefill.")] = PREFILL_SHARE,
-    blocks: Annotated[
-        float, typer.Option(help="Share of the other cases that call the ops of blocks.")
-    ] = BLOCKS_SHARE,
-    sampling: Annotated[
-        float, typer.Option(help="Share of the rest that call the sampler's ops.")
-    ] = SAMPLING_SHARE,
+    ops: Annotated[str, typer.Option(help=f"Of {','.join(OPS)}.")] = "all",
     out: Annotated[Path | None, typer.Option(help="Summary as JSON.")] = None,
     commit: Commit = "",
 ) -> None:
@@ -210,16 +178,13 @@ def main(
     require_device(device)
     require_writable(out)
     wanted = names_of("--paths", paths, PATHS)
-    for name, share in (("--prefill", prefill), ("--blocks", blocks), ("--sampling", sampling)):
-        if not 0.0 <= share <= 1.0:
-            raise typer.BadParameter(f"{name}: wanted 0 to 1, got {share}")
     names = NEIGHBOURS[1:] if beside == "all" else tuple(name for name in beside.split(",") if name)
     try:
         # The second instance of the op has wide rows, whose clusters are large.
         neighbours = [make_neighbour(name, device, CONFIGURATIONS[3]) for name in names]
     except (ValueError, StressError) as error:
         raise typer.BadParameter(f"--beside: {error}") from None
-    drawn = drawn_cases(device, seed, wanted, prefill, blocks, sampling)
+    drawn = drawn_cases(device, seed, names_of("--ops", ops, tuple(OPS)), wanted)
     chosen = iter([_case_of(case)]) if case else drawn
     summary = run(device, seconds, chosen, neighbours)
     summary |= {"seed": seed, "machine": describe_machine(commit)}
