@@ -144,19 +144,15 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 def main(
     out: Out = Path("out/host_time.json"),
-    length: Annotated[int, typer.Option(help="Row length: short, or the device cannot keep up.")] = 8192,
-    batch: Annotated[int, typer.Option(help="Rows.")] = 1,
-    calls: Annotated[int, typer.Option(help="Calls of each way and turn.")] = CALLS,
+    length: Annotated[int, typer.Option(min=1, help="Short, or the device cannot keep up.")] = 8192,
+    batch: Annotated[int, typer.Option(min=1, help="Rows.")] = 1,
+    calls: Annotated[int, typer.Option(min=1, help="Calls of each way and turn.")] = CALLS,
     baseline_dir: BaselineFolder = None,
     device: Device = "cuda",
     commit: Commit = "",
 ) -> None:
     """Measure and print."""
     require_device(device)
-    if min(length, batch, calls) < 1:
-        raise typer.BadParameter(
-            f"--length, --batch and --calls: wanted at least 1, got {length}, {batch} and {calls}"
-        )
     require_writable(out)
     lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
     chain = Chain(torch.randn(1, batch, length, device=device), lengths, min(K, length), lead=0)

@@ -13,24 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import typer
 
 from eval.bench.bench_cases import Cell, Sources, all_cells, load_traces, make_chain
+from eval.bench.bench_report import SHAPES
 from eval.bench.kernel_timing import Chain, ChainRun
 from eval.bench.our_kernels import Variant, prepare_ours
 from eval.common.machine import describe_machine, sm_clock_mhz, write_json
 from eval.common.options import Commit, Out, TraceFolder, require_gpu, require_writable
+from eval.common.status import InputError
 from eval.common.tables import markdown_table
 from gvr_topk.constants import PHASE_STAMPS
 from gvr_topk.policy import plan
 
 AUTO, PAPER_GVR = "auto", "paper_gvr"
-PATHS = (PAPER_GVR, AUTO)
+CALLS = ((PAPER_GVR, False), (PAPER_GVR, True), (AUTO, False))
+"""Paths, and whether the first threshold of the paper's kernel comes from the quantile."""
 
 PHASES: dict[str, tuple[str, ...]] = {
     "paper_gvr": ("P1 pre-index statistics", "P2 threshold search", "P3 collect", "P4 refine"),
@@ -41,10 +43,6 @@ PHASES: dict[str, tuple[str, ...]] = {
 ``small_row`` for rows that one CTA holds, and ``cluster`` stands for all kernels that it takes for others."""
 
 WARM_SWEEPS = 2
-
-
-class NoStampsError(RuntimeError):
-    """The library does not stamp its phases."""
 
 
 def phase_cycles(clocks: npt.NDArray[np.int64], phases: Sequence[str]) -> dict[str, Any]:
@@ -59,12 +57,12 @@ def phase_cycles(clocks: npt.NDArray[np.int64], phases: Sequence[str]) -> dict[s
 
     Raises
     ------
-    NoStampsError
+    InputError
         No launch has a stamp.
     """
     taken = (clocks != 0).sum(axis=1)
     if not taken.any():
-        raise NoStampsError("no stamps: wanted a library built with -DGVR_PHASE_TIMING=ON")
+        raise InputError("no stamps: wanted a library built with -DGVR_PHASE_TIMING=ON")
     plain = clocks[taken == len(phases) + 1][:, : len(phases) + 1]
     rest = clocks[(taken != len(phases) + 1) & (taken > 1)]
     spans = np.diff(plain, axis=1)
@@ -136,38 +134,28 @@ def table(results: Sequence[dict[str, Any]], kernel: str) -> str:
 def main(
     out: Out = Path("out/phase_timing.json"),
     traces: TraceFolder = None,
-    cells: Annotated[str, typer.Option(help="Further N x batch of Gaussian rows, as 8192x1.")] = (
-        "8192x1,8192x64,70690x1,131072x1,131072x64,1048576x1"
-    ),
-    paths: Annotated[str, typer.Option(help="Paths, comma-separated.")] = ",".join(PATHS),
     commit: Commit = "",
 ) -> None:
     """Measure every path on the paper's layers, traces and Gaussian rows, and print the tables."""
     require_gpu()
-    wanted = [path for path in paths.split(",") if path]
-    if not set(wanted) <= set(PATHS):
-        raise typer.BadParameter(f"--paths: wanted some of {','.join(PATHS)}, got {paths!r}")
     require_writable(out)
     sources = Sources(load_traces(traces))
     chosen = [cell for cell in all_cells(sources) if cell.group in ("layer", "trace")]
-    for text in cells.split(","):
-        n, _, batch = text.partition("x")
-        chosen.append(Cell("main", int(n), int(batch)))
+    chosen += [Cell("main", n, batch) for n, batch in SHAPES]
     clock = sm_clock_mhz()
     results = []
     for cell in chosen:
         chain = make_chain(cell, sources)
         name = cell.rows if cell.group != "main" else f"gauss {cell.n:,} x {cell.batch}"
-        for path in wanted:
-            for quantile in (False, True) if path == PAPER_GVR else (False,):
-                try:
-                    figures = measure(chain, path, quantile, clock)
-                except NoStampsError as error:
-                    raise typer.BadParameter(str(error)) from error
-                except (RuntimeError, ValueError) as error:
-                    print(f"{name}, path {path}: {str(error).splitlines()[0]}", flush=True)
-                    continue
-                results.append({"cell": cell.as_json(), "rows": name, "quantile": quantile, **figures})
+        for path, quantile in CALLS:
+            try:
+                figures = measure(chain, path, quantile, clock)
+            except InputError:
+                raise
+            except (RuntimeError, ValueError) as error:
+                print(f"{name}, path {path}: {str(error).splitlines()[0]}", flush=True)
+                continue
+            results.append({"cell": cell.as_json(), "rows": name, "quantile": quantile, **figures})
         del chain
         torch.cuda.empty_cache()
     machine = describe_machine(commit)
