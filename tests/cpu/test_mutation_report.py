@@ -258,9 +258,11 @@ def test_stale_rows_are_made_again(repository: Repository) -> None:
 
 def test_tests_have_to_pass_without_a_mutant(repository: Repository) -> None:
     repository.write(PRODUCT_MODULE, STATE)
-    repository.write(PRODUCT_TEST, STATE_TEST + "\n\ndef test_wrong():\n    assert LEAST == 4\n")
-    status, output = repository.check("--only", PRODUCT_MODULE)
-    assert status == 1 and "wanted its tests to pass without a mutant, got a failure" in output
+    failure = "wanted its tests to pass without a mutant, got a failure: tests/cpu/test_state.py"
+    for test, said in (("def test_wrong():\n    assert LEAST == 4", "::test_wrong"), ("import absent", "\n")):
+        repository.write(PRODUCT_TEST, f"{STATE_TEST}\n\n{test}\n")
+        status, output = repository.check("--only", PRODUCT_MODULE)
+        assert status == 1 and failure + said in output and test.splitlines()[-1] in output
 
 
 def test_a_spent_budget_says_what_is_left(repository: Repository) -> None:

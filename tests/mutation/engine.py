@@ -228,7 +228,8 @@ class Collected:
     chosen : sequence of Mutant
     jobs : int
     report : callable
-        Takes what is found: ``("baseline", Baseline)``, and ``(number, status)`` of each mutant.
+        Takes what is found: ``("failure", text)`` of a test that fails without a mutant, ``("baseline",
+        Baseline)``, and ``(number, status)`` of each mutant.
     """
 
     def __init__(
@@ -236,7 +237,7 @@ class Collected:
     ) -> None:
         self.module, self.chosen, self.jobs, self.report = module, chosen, jobs, report
         self.tracer = Tracer(ROOT / module)
-        self.is_traced = False
+        self.is_traced = False  # only in the fork that runs the unchanged module
         self.lines: list[list[int]] = []
         self.seconds: list[float] = []
         self.tracer.start()
@@ -293,6 +294,14 @@ class Collected:
         except session.Failed:  # because of -x
             return 1
         return int(session.testsfailed > 0)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.report("failure", f"{report.nodeid}\n{report.longreprtext}")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if self.is_traced:
+            self.pytest_collectreport(report)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
@@ -372,7 +381,7 @@ def run_mutants(
     Raises
     ------
     SystemExit
-        The tests fail without a mutant.
+        The tests fail without a mutant; the message holds what failed.
     """
     read, write = os.pipe()
 
@@ -392,7 +401,7 @@ def run_mutants(
 
     pid = fork(serve)
     os.close(write)
-    baseline = None
+    baseline, failure = None, "no test has run"
     left = set(range(len(chosen)))
     try:
         with os.fdopen(read) as lines:
@@ -400,6 +409,8 @@ def run_mutants(
                 name, value = json.loads(line)
                 if name == "baseline":
                     baseline = Baseline(*value)
+                elif name == "failure":
+                    failure = value
                 elif value != NOT_IN_PLACE:
                     left.discard(name)
                     yield name, value
@@ -408,7 +419,7 @@ def run_mutants(
         os.waitpid(pid, 0)
         end(pid)
     if baseline is None:
-        raise SystemExit(f"{module}: wanted its tests to pass without a mutant, got a failure")
+        raise SystemExit(f"{module}: wanted its tests to pass without a mutant, got a failure: {failure}")
     numbers = sorted(left)
     works = [lambda number=number: run_alone(chosen[number]) for number in numbers]
     for index, status in run_all(works, jobs, *limits_of(baseline)):
