@@ -28,7 +28,7 @@ from gvr_topk.constants import (
 )
 from gvr_topk.layers import indexer_topk
 from gvr_topk.library import LibraryError, LibraryStatus
-from tests.wrong_calls import CASES, VALID, arguments, message_of, name_of, wrong_call
+from tests.wrong_calls import CASES, VALID, Case, name_of, valid_call
 from tests.wrong_calls import OPS as WRONG_OPS
 
 ROWS, WIDTH, K = 2, 16, 3
@@ -71,25 +71,25 @@ def refused(op: Op, message: str, **changes: Any) -> None:
         op(**changes)
 
 
-@pytest.mark.parametrize(("op", "what"), CASES)
-def test_a_wrong_call_is_refused_whether_it_runs_or_is_traced(op: str, what: str) -> None:
-    refusal = f"^{re.escape(message_of(op, what))}$"
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_wrong_call_is_refused_whether_it_runs_or_is_traced(case: Case) -> None:
+    refusal = f"^{re.escape(case.message)}$"
     with pytest.raises(ValueError, match=refusal):
-        ops.launch(wrong_call(op, what, "cpu"))
+        ops.launch(case.call("cpu"))
     with FakeTensorMode():
-        traced = wrong_call(op, what, "cpu")
+        traced = case.call("cpu")
         with pytest.raises(ValueError, match=refusal):
             ops.launch(traced)
-    registered = getattr(torch.ops.gvr_topk, name_of(op)).default
+    registered = getattr(torch.ops.gvr_topk, name_of(case.op)).default
     with pytest.raises(ValueError, match=refusal):
-        registered(*wrong_call(op, what, "cpu"))
+        registered(*case.call("cpu"))
 
 
 @pytest.mark.parametrize("what", VALID)
 def test_a_valid_call_is_accepted_whether_it_runs_or_is_traced(what: str) -> None:
-    ops.launch(arguments("cpu", VALID[what]("cpu")))
+    ops.launch(valid_call(what, "cpu"))
     with FakeTensorMode():
-        ops.launch(arguments("cpu", VALID[what]("cpu")))
+        ops.launch(valid_call(what, "cpu"))
 
 
 @pytest.mark.parametrize(

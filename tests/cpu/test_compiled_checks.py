@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from gvr_topk.arguments import schema
-from tests.wrong_calls import CASES, OPS, VALID, arguments, message_of, name_of, wrong_call
+from tests.wrong_calls import CASES, OPS, VALID, Case, name_of, valid_call
 
 ROOT = Path(__file__).resolve().parents[2]
 Check = Callable[[str, Any], None]
@@ -66,15 +66,14 @@ def said(run: Callable[[], object]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize(("op", "what"), CASES)
-def test_the_compiled_checks_refuse_in_the_same_words(op: str, what: str, compiled: Check) -> None:
-    message = message_of(op, what)
-    assert said(lambda: compiled(op, wrong_call(op, what, "cpu"))) == message
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_compiled_checks_refuse_in_the_same_words(case: Case, compiled: Check) -> None:
+    assert said(lambda: compiled(case.op, case.call("cpu"))) == case.message
 
 
 @pytest.mark.parametrize("what", VALID)
 def test_the_compiled_checks_accept_the_same_calls(what: str, compiled: Check) -> None:
-    assert said(lambda: compiled("decode", arguments("cpu", VALID[what]("cpu")))) is None
+    assert said(lambda: compiled("decode", valid_call(what, "cpu"))) is None
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op != "decode"])
@@ -100,7 +99,7 @@ def checks_of(file: Path) -> list[str]:
 
 @pytest.mark.parametrize("header", ["arguments.h", "sampling_arguments.h", "check.h", "memory.h"])
 def test_every_compiled_check_has_a_wrong_call(header: str) -> None:
-    messages = [message_of(op, what) for op, what in CASES]
+    messages = [case.message for case in CASES]
     patterns = checks_of(ROOT / "cpp" / "torch" / header)
     assert patterns
     missing = [pattern for pattern in patterns if not any(re.search(pattern, text) for text in messages)]

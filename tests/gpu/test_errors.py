@@ -13,31 +13,21 @@ import gvr_topk
 from gvr_topk.arguments import DECODE, PREFILL
 from gvr_topk.constants import MAX_WIDTH, STATE_FLOATS
 from gvr_topk.ops import launch
-from tests.wrong_calls import (
-    CASES,
-    OPS,
-    VALID,
-    arguments,
-    floats,
-    message_of,
-    prefill_arguments,
-    wrong_call,
-    zeros,
-)
+from tests.wrong_calls import CASES, OPS, VALID, Case, arguments, floats, prefill_arguments, valid_call, zeros
 
 
-@pytest.mark.parametrize(("op", "what"), CASES)
-def test_the_compiled_op_refuses_in_the_same_words(op: str, what: str) -> None:
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_compiled_op_refuses_in_the_same_words(case: Case) -> None:
     """As a CPU does, where tests/cpu/test_arguments.py runs the same calls; the context stays good."""
-    call = wrong_call(op, what, "cuda")
-    with pytest.raises(ValueError, match=f"^{re.escape(message_of(op, what))}$"):
+    call = case.call("cuda")
+    with pytest.raises(ValueError, match=f"^{re.escape(case.message)}$"):
         launch(call)
     torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("what", VALID)
 def test_the_compiled_op_accepts_what_a_cpu_does(what: str) -> None:
-    launch(arguments("cuda", VALID[what]("cuda")))
+    launch(valid_call(what, "cuda"))
     torch.cuda.synchronize()
 
 
