@@ -54,7 +54,7 @@ format: install  ## repair the format
 test: install test-cpp  ## everything that needs no GPU
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/cpu
 
-test-cpp: $(VENV)/.tools  ## the gate, the plan and the key map, on the host
+test-cpp: $(VENV)/.tools  ## plans and the key map, on the host
 	$(VENV)/bin/cmake -S tests/cpp -B build/cpp
 	$(VENV)/bin/cmake --build build/cpp
 	$(VENV)/bin/ctest --test-dir build/cpp --output-on-failure

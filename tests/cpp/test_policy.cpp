@@ -1,4 +1,5 @@
-// Tests the gate, and what must hold of every plan over a grid of calls.
+// Tests what must hold of every plan over a grid of calls. tests/cpu/test_policy.py tests the gate and
+// single plans through the compiled policy.
 #include <cstdint>
 #include <initializer_list>
 #include <type_traits>
@@ -12,98 +13,6 @@ using namespace gvr_topk;
 static_assert(std::is_trivially_copyable_v<TopkParams> && std::is_standard_layout_v<TopkParams>);
 static_assert(std::is_trivially_copyable_v<Plan>);
 static_assert(std::is_trivially_copyable_v<PrefillParams> && std::is_standard_layout_v<PrefillParams>);
-
-// Each part of a build's list of architectures counts by itself, in any notation that CMake takes.
-void test_code() {
-  for (const int32_t arch : {90, 100, 103, 120, 121}) CHECK(has_code(arch, "90a 100f 120f"));
-  for (const int32_t arch : {0, 9, 80, 89, 91, 101, 110, 130}) CHECK(!has_code(arch, "90a 100f 120f"));
-  CHECK(has_code(90, "90a-real") && !has_code(100, "90a-real") && !has_code(90, ""));
-  CHECK(has_code(103, "103a") && !has_code(100, "103a") && has_code(121, "120-real;90a-real"));
-}
-
-HintQuery usual_row() {
-  HintQuery row{};
-  row.enabled = row.has_state = row.aligned = row.known = true;
-  row.slot = 3;
-  row.slots = 8;
-  row.length = 70690;
-  row.k = 2048;
-  row.max_length = kMaxWidth;
-  return row;
-}
-
-// The conditions of the gate, in its order: of several broken ones, the gate names the first of this list.
-constexpr HintReason kReasons[] = {HintReason::kDisabled, HintReason::kNoState,  HintReason::kShortRow,
-                                   HintReason::kLayout,   HintReason::kNoSlot,   HintReason::kTooShort,
-                                   HintReason::kTooLong,  HintReason::kFirstStep};
-constexpr int kReasonCount = 8;
-
-void break_for(HintReason reason, HintQuery& row) {
-  switch (reason) {
-    case HintReason::kUsed:
-      break;
-    case HintReason::kDisabled:
-      row.enabled = false;
-      break;
-    case HintReason::kNoState:
-      row.has_state = false;
-      break;
-    case HintReason::kLayout:
-      row.aligned = false;
-      break;
-    case HintReason::kNoSlot:
-      row.slot = -1;
-      break;
-    case HintReason::kShortRow:
-      row.k = row.length;
-      break;
-    case HintReason::kTooShort:
-      row.min_length = row.length + 1;
-      break;
-    case HintReason::kTooLong:
-      row.max_length = row.length - 1;
-      break;
-    case HintReason::kFirstStep:
-      row.known = false;
-      break;
-  }
-}
-
-void test_gate_precedence() {
-  for (int broken = 0; broken < 1 << kReasonCount; ++broken) {
-    HintQuery row = usual_row();
-    HintReason expected = HintReason::kUsed;
-    for (int i = kReasonCount - 1; i >= 0; --i) {
-      if ((broken >> i & 1) == 0) continue;
-      break_for(kReasons[i], row);
-      expected = kReasons[i];
-    }
-    CHECK(can_use_heuristic(row) == expected);
-  }
-}
-
-// Lengths at the limits, and the first and the last slot, are accepted. A length of k is not.
-void test_gate_limits() {
-  HintQuery row = usual_row();
-  row.min_length = row.max_length = row.length;
-  CHECK(can_use_heuristic(row) == HintReason::kUsed);
-  row.k = row.length - 1;
-  CHECK(can_use_heuristic(row) == HintReason::kUsed);
-  row = usual_row();
-  for (const int64_t slot : {int64_t{0}, int64_t{7}}) {
-    row.slot = slot;
-    CHECK(can_use_heuristic(row) == HintReason::kUsed);
-  }
-  for (const int64_t slot : {int64_t{-1}, int64_t{8}, int64_t{INT32_MIN}, int64_t{INT32_MAX}}) {
-    row.slot = slot;
-    CHECK(can_use_heuristic(row) == HintReason::kNoSlot);
-  }
-  row = usual_row();
-  for (const int64_t length : {int64_t{INT32_MIN}, int64_t{0}, row.k}) {
-    row.length = length;
-    CHECK(can_use_heuristic(row) == HintReason::kShortRow);
-  }
-}
 
 // The gate is usable at compile time, so no kernel needs a rule of its own.
 static_assert(can_use_heuristic({true, true, true, 0, 1, 2, 1, 0, 2, true}) == HintReason::kUsed);
@@ -159,41 +68,6 @@ void test_plans() {
   }
 }
 
-// A call that cannot be planned gets the problem by name.
-void test_problems() {
-  PlanInput in{1, 70690, 2048, Dtype::kFloat32, Path::kAuto, 132, 90, 0, 0};
-  in.forced_ctas = 3;
-  CHECK(plan_problem(in) == PlanProblem::kCtas);
-  in.forced_ctas = 16;
-  in.max_ctas = 8;
-  CHECK(plan_problem(in) == PlanProblem::kCtasAboveMax);
-  in.forced_ctas = 0;
-  in.max_ctas = 32;
-  CHECK(plan_problem(in) == PlanProblem::kMaxCtas);
-  in.max_ctas = 0;
-  in.path = Path::kPaperGvr;
-  CHECK(plan_problem(in) == PlanProblem::kNone);
-  in.k = 700;
-  CHECK(plan_problem(in) == PlanProblem::kPaperK);
-}
-
-// A path may force a kernel: the paper's, or radix rounds. Otherwise the plan is that of any row of the size.
-void test_paths() {
-  PlanInput in{1, 70690, 2048, Dtype::kFloat32, Path::kAuto, 132, 90, 0, 0};
-  const Family automatic = make_plan(in).family;
-  in.path = Path::kNoHint;
-  CHECK(make_plan(in).family == automatic && make_plan(in).path == Path::kNoHint);
-  in.path = Path::kRadixRounds;
-  CHECK(make_plan(in).family == Family::kFallback && automatic != Family::kFallback);
-  in.path = Path::kPaperGvr;
-  CHECK(make_plan(in).family == Family::kPaperGvr && make_plan(in).ctas_per_row == 1);
-  in.width = kPaperMaxWidth + 1;
-  CHECK(plan_problem(in) == PlanProblem::kPaperWidth);
-  in.width = kPaperMaxWidth;
-  in.arch = 120;
-  CHECK(plan_problem(in) == PlanProblem::kPaperArch);
-}
-
 // The warps' shares cover a row, in whole vectors.
 void test_spans() {
   for (int32_t log2_ctas = 0; log2_ctas <= 4; ++log2_ctas) {
@@ -211,8 +85,7 @@ void test_spans() {
 
 // More blocks must be chosen than positions, and the widest row has a register for each block.
 void test_blocks() {
-  CHECK(blocks_hold_topk(512, 2048) && blocks_hold_topk(512, 513));
-  CHECK(!blocks_hold_topk(512, 512) && !blocks_hold_topk(512, 511));
+  CHECK(blocks_hold_topk(512, 513) && !blocks_hold_topk(512, 512) && !blocks_hold_topk(512, 511));
   CHECK(kMaxBlocksWidth / kBlockSize <= int64_t{kClusterThreads} * kMaxValuesPerThread);
 }
 
@@ -266,13 +139,8 @@ void test_prefill_plans() {
 }
 
 int main() {
-  test_code();
-  test_gate_precedence();
-  test_gate_limits();
-  test_paths();
   test_plans();
   test_prefill_plans();
-  test_problems();
   test_spans();
   test_blocks();
   return report("policy");
