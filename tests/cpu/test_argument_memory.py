@@ -1,25 +1,14 @@
-"""Which tensors of a call share memory, against sets of bytes, and what else the checks refuse."""
+"""Which tensors of a call share memory, against sets of bytes, and where an inner stride counts."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from gvr_topk.arguments import (
-    BlocksArguments,
-    Checks,
-    DecodeArguments,
-    InBlocksArguments,
-    PrefillArguments,
-    _overlap,
-    _runs,
-    check_decode,
-)
-from gvr_topk.constants import BLOCK_SIZE, FLAG_QUANTILE_GUESS, Path
+from gvr_topk.arguments import Checks, _overlap, _runs
 
 BUFFER = torch.zeros(256, dtype=torch.int16)
 """Of two bytes each, so that a count of elements is no count of bytes."""
@@ -96,52 +85,3 @@ def test_an_inner_stride_counts_from_two_columns_on() -> None:
         checks.tensor("x", gaps, like, torch.float32, (2, columns), strided=True)
         with pytest.raises(ValueError, match=f"^x: wanted inner stride 1, got {step}$"):
             checks.tensor("x", gaps, like, torch.float32, (2, columns))
-
-
-@pytest.mark.parametrize(
-    ("kind", "defaults"),
-    [
-        (
-            DecodeArguments,
-            {
-                "next_n": 1,
-                "page_size": 0,
-                "path": 0,
-                "max_ctas": 0,
-                "flags": FLAG_QUANTILE_GUESS,
-                "hint_offset": 0,
-                "ctas_per_row": 0,
-                "compress_ratio": 1,
-            },
-        ),
-        (PrefillArguments, {"page_size": 0, "path": 0, "flags": 0}),
-        (BlocksArguments, {"next_n": 1, "flags": 0, "compress_ratio": 1, "block_size": BLOCK_SIZE}),
-        (InBlocksArguments, {"next_n": 1, "flags": 0, "compress_ratio": 1, "block_size": BLOCK_SIZE}),
-    ],
-)
-def test_defaults_of_the_schemas(kind: Any, defaults: dict[str, int]) -> None:
-    assert {name: value for name, value in kind._field_defaults.items() if value is not None} == defaults
-
-
-def _call(width: int = 600, k: int = 512, **changes: Any) -> DecodeArguments:
-    logits, lengths = torch.zeros(1, width), torch.tensor([width], dtype=torch.int32)
-    return DecodeArguments(logits, lengths, torch.zeros(1, k, dtype=torch.int32), k, **changes)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (_call(ctas_per_row=3), "ctas_per_row: wanted 0, 1, 2, 4, 8 or 16 and enough for the width, got 3"),
-        (_call(k=513, path=int(Path.PAPER_GVR)), "k: wanted 512, 1024 or 2048 for path 'paper_gvr', got 513"),
-        (_call(ctas_per_row=4, max_ctas=2), "ctas_per_row: wanted at most max_ctas = 2, got 4"),
-        (_call(max_ctas=3), "max_ctas: wanted 0, 1, 2, 4, 8 or 16, got 3"),
-    ],
-)
-def test_plans_that_cannot_be_are_refused(call: DecodeArguments, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^gvr_topk.indexer_topk_decode: {message}$"):
-        check_decode(call)
-
-
-def test_plans_that_can_be_are_taken() -> None:
-    for changes in ({}, {"ctas_per_row": 4, "max_ctas": 4}, {"path": int(Path.PAPER_GVR)}, {"max_ctas": 2}):
-        check_decode(_call(**changes))
