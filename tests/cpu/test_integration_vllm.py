@@ -113,6 +113,16 @@ def assert_prompts_exact(step: Step, topk: int, ours: bool = True) -> None:
     assert_exact(step.prompts, topk, ours)
 
 
+def serve(ours: bool = True, prompt: bool = False, **options) -> Runner:
+    """Decode a request in a new runner, and beside it the prompt of another one where that is asked for."""
+    runner = Runner(**options)
+    step = runner.step([runner.add("a", 300)], [runner.add("b", 200)] if prompt else [])
+    assert_exact(step, runner.topk, ours)
+    if prompt:
+        assert_prompts_exact(step, runner.topk, ours)
+    return runner
+
+
 def kth_values(step: Step, layer: str) -> torch.Tensor:
     """The least chosen score of each row, which is what the CPU implementation notes."""
     chosen = step.chosen[layer].to(torch.int64).clamp(min=0)
@@ -173,6 +183,12 @@ def prefill_op():
     return torch.ops._C.top_k_per_row_prefill
 
 
+def load_watched():
+    """Import every module that is patched."""
+    for name in WATCHED:
+        importlib.import_module(name)
+
+
 @pytest.mark.parametrize("via_op", [False, True])
 @pytest.mark.parametrize("inference", [False, True])
 def test_prefill_is_exact(serving, log, via_op, inference):
@@ -193,8 +209,7 @@ def test_prefill_is_exact(serving, log, via_op, inference):
 
 def test_prefill_windows_that_begin_inside_the_scores(serving):
     """As the op may be called: positions count from the window, and a caller may name its arguments."""
-    for name in WATCHED:
-        __import__(name)
+    load_watched()
     from vllm import _custom_ops
 
     logits = torch.randn(5, 90).round()
@@ -216,8 +231,7 @@ def test_prefill_windows_that_begin_inside_the_scores(serving):
 
 def test_prefill_in_other_layouts_is_vllms(serving):
     """And nothing is switched off by them."""
-    for name in WATCHED:
-        __import__(name)
+    load_watched()
     logits, out = torch.randn(2, 128), torch.zeros((2, 8), dtype=torch.int32)
     starts, ends = torch.zeros(2, dtype=torch.int32), torch.tensor([64, 30], dtype=torch.int32)
     apart = logits[:, ::2]
@@ -273,8 +287,7 @@ def test_prefill_op_that_has_changed(vllm, log, monkeypatch):
     __import__("vllm._custom_ops")
     monkeypatch.setattr(torch.ops._C, "top_k_per_row_prefill", torch.ops._C.renamed_top_k_per_row_prefill)
     integration.register()
-    for name in WATCHED:
-        __import__(name)
+    load_watched()
     assert prefill_op() is torch.ops._C.renamed_top_k_per_row_prefill
     assert len(log.lines) == 1 and "refused: torch.ops._C.top_k_per_row_prefill" in log.lines[0]
     assert "wanted logits, rowStarts, rowEnds" in log.lines[0] and "cu_seqlen_ks" in log.lines[0]
@@ -647,10 +660,7 @@ def test_a_model_that_asks_for_an_exact_backend_keeps_it(vllm, monkeypatch, forc
 
 
 def test_chosen_backend_is_respected(serving, log):
-    runner = Runner(backend="persistent")
-    step = runner.step([runner.add("a", 300)], [runner.add("b", 200)])
-    assert_exact(step, runner.topk, ours=False)
-    assert_prompts_exact(step, runner.topk, ours=False)
+    serve(ours=False, prompt=True, backend="persistent")
     assert calls() == {("original", "backend chosen"): 2, ("original", "prefill backend chosen"): 2}
     lines = [line.partition("not in use: ")[2] for line in log.lines]
     assert sum(line.startswith("sparse_indexer_topk_backend is 'persistent'") for line in lines) == 1
@@ -660,10 +670,7 @@ def test_chosen_backend_is_respected(serving, log):
 def test_force_overrules_the_backend(vllm, monkeypatch):
     monkeypatch.setenv("GVR_TOPK_VLLM", "force")
     integration.register()
-    runner = Runner(backend="persistent")
-    step = runner.step([runner.add("a", 300)], [runner.add("b", 200)])
-    assert_exact(step, runner.topk)
-    assert_prompts_exact(step, runner.topk)
+    serve(prompt=True, backend="persistent")
     assert calls() == {(OURS, "hint"): 2, (OURS, "prefill"): 2}
 
 
@@ -673,15 +680,13 @@ def test_force_overrules_the_backend(vllm, monkeypatch):
         ("GVR_TOPK_DISABLE", "1", "off: GVR_TOPK_DISABLE is set"),
         ("GVR_TOPK_VLLM", "0", "off: GVR_TOPK_VLLM=0"),
         ("GVR_TOPK_VLLM", "maybe", "refused: GVR_TOPK_VLLM: wanted 0, 1 or force, got 'maybe'"),
+        ("GVR_TOPK_VERIFY", "all", f"refused: GVR_TOPK_VERIFY: wanted a number of calls, got 'all'. {OWN}"),
     ],
 )
 def test_switches(vllm, log, monkeypatch, name, value, line):
     monkeypatch.setenv(name, value)
     integration.register()
-    runner = Runner()
-    step = runner.step([runner.add("a", 300)], [runner.add("b", 200)])
-    assert_exact(step, runner.topk, ours=False)
-    assert_prompts_exact(step, runner.topk, ours=False)
+    serve(ours=False, prompt=True)
     assert not isinstance(prefill_op(), PrefillOp)
     assert len(log.lines) == 1 and line in log.lines[0]
     assert calls() == {} and Finder not in sys.meta_path
@@ -691,8 +696,7 @@ def test_no_library(vllm, log, monkeypatch):
     monkeypatch.setattr(engine_module, "library_status", lambda: LibraryStatus(False, None, "not built"))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     integration.register()
-    runner = Runner()
-    assert_exact(runner.step([runner.add("a", 300)]), runner.topk, ours=False)
+    serve(ours=False)
     assert log.lines == [
         f"gvr_topk in vLLM 0.33.0: refused: the CUDA library is not usable: not built. {OWN}"
     ]
@@ -705,8 +709,7 @@ def test_unknown_version(changed, log, monkeypatch):
         integration.unregister()
         monkeypatch.setenv("GVR_TOPK_VLLM", "force")
         integration.register()
-        runner = Runner()
-        assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
+        serve()
 
 
 @pytest.mark.parametrize(
@@ -739,8 +742,7 @@ def test_unlike_sources_are_left_alone(changed, log, edits, detail):
     """Whatever was patched before is taken back."""
     with changed(edits):
         integration.register()
-        for name in WATCHED:
-            __import__(name)
+        load_watched()
         assert len(log.lines) == 1 and detail in log.lines[0] and "refused" in log.lines[0]
         from vllm.model_executor.layers import indexer_topk, sparse_attn_indexer
         from vllm.models.deepseek_v32 import attention
@@ -758,8 +760,7 @@ def test_layers_that_cannot_be_told_have_no_state(changed):
     }
     with changed(edits):
         integration.register()
-        runner = Runner(via_op=True)
-        assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
+        serve(via_op=True)
         assert calls() == {(OURS, "no_state"): 2}
         direct = Runner()  # a model that calls the function itself
         assert_exact(direct.step([direct.add("a", 300)]), direct.topk)
@@ -769,8 +770,7 @@ def test_layers_that_cannot_be_told_have_no_state(changed):
 def test_broken_metadata_costs_the_state_alone(changed, log):
     with changed({"v1/attention/backend.py": ("        self.device = device\n", "")}):
         integration.register()
-        runner = Runner()
-        assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
+        runner = serve()
         assert calls() == {(OURS, "no_state"): 2}
         assert "without state from now on: LookupError: DeepseekV32IndexerMetadataBuilder()" in log.lines[0]
         runner.builder.device = torch.device("cpu")  # too late: what was missed is not made up for
@@ -848,18 +848,9 @@ def test_lengths_in_another_unit_are_noticed(vllm, log, monkeypatch):
         lambda logits, lens, *args, **kw: real(logits, lens // 2, *args, **kw),
     )
     integration.register()
-    runner = Runner(specials=False)
-    assert_exact(runner.step([runner.add("a", 300)]), runner.topk, ours=False)
+    serve(ours=False, specials=False)
     (line,) = [line for line in log.lines if "fell back" in line]
     assert "Differs: row 0 of 1: selected score" in line and "by vLLM" in line
-
-
-def test_a_bad_number_of_calls_to_verify(vllm, log, monkeypatch):
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "all")
-    integration.register()
-    assert_exact((runner := Runner()).step([runner.add("a", 300)]), runner.topk, ours=False)
-    (line,) = log.lines
-    assert line.endswith(f"refused: GVR_TOPK_VERIFY: wanted a number of calls, got 'all'. {OWN}")
 
 
 @pytest.mark.parametrize("arch", [90, 100, 103])
@@ -909,18 +900,8 @@ def test_register_twice_is_once(serving, log):
     assert calls() == {(OURS, "hint"): 2}
 
 
-def test_modules_that_are_loaded_before(vllm):
-    for name in WATCHED:
-        __import__(name)
-    integration.register()
-    runner = Runner()
-    assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
-    assert calls() == {(OURS, "hint"): 2}
-
-
-def test_unregister_restores_everything(vllm):
-    for name in WATCHED:
-        __import__(name)
+def test_modules_that_are_loaded_before_are_patched_and_restored(vllm):
+    load_watched()
     from vllm.model_executor.layers import indexer_topk, sparse_attn_indexer
     from vllm.models.deepseek_v32 import attention
     from vllm.v1.attention.backends.mla import indexer
@@ -937,6 +918,8 @@ def test_unregister_restores_everything(vllm):
     before = patched()
     integration.register()
     assert all(a is not b for a, b in zip(before, patched(), strict=True))
+    serve()
+    assert calls() == {(OURS, "hint"): 2}
     integration.unregister()
     assert all(a is b for a, b in zip(before, patched(), strict=True)) and Finder not in sys.meta_path
 
@@ -966,24 +949,16 @@ def test_register_imports_nothing_of_vllm_and_no_cuda():
     assert (done.stdout, done.stderr) == ("False []\n", "")
 
 
-def test_columns_that_no_row_reaches_are_left_out():
-    for dtype, step in ((torch.float32, 4), (torch.bfloat16, 8)):
-        logits = torch.zeros((2, 400), dtype=dtype)
-        for longest, width in (
-            (1, step),
-            (step, step),
-            (step + 1, 2 * step),
-            (399, 400),
-            (5000, 400),
-            (0, step),
-        ):
-            seen = visible(logits, longest)
-            assert seen.shape == (2, width) and seen.stride() == (400, 1)
-
-
-def test_graphs_keep_all_columns(monkeypatch):
+@pytest.mark.parametrize(("dtype", "vector"), [(torch.float32, 4), (torch.bfloat16, 8)])
+def test_columns_that_no_row_reaches_are_left_out(monkeypatch, dtype, vector):
+    """In whole vectors, and not where a graph is captured, whose later rows may be longer."""
+    logits = torch.zeros((2, 400), dtype=dtype)
+    widths = {0: vector, 1: vector, vector: vector, vector + 1: 2 * vector, 399: 400, 5000: 400}
+    for longest, width in widths.items():
+        seen = visible(logits, longest)
+        assert seen.shape == (2, width) and seen.stride() == (400, 1)
     monkeypatch.setattr(hook_module, "capturing", lambda device: True)
-    assert visible(torch.zeros(2, 400), 10).shape == (2, 400)
+    assert visible(logits, 10).shape == (2, 400)
 
 
 def test_metric_in_vllms_registry(vllm, monkeypatch, tmp_path):
@@ -1007,8 +982,7 @@ def test_metrics_that_cannot_be_kept_cost_nothing_else(vllm, log, monkeypatch, t
     monkeypatch.setenv("GVR_TOPK_VLLM_METRICS_DIR", str(tmp_path / "file" / "missing"))
     monkeypatch.setattr(plugin.CallMetrics, "open", lambda self: (_ for _ in ()).throw(ValueError("taken")))
     integration.register()
-    runner = Runner()
-    assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
+    serve()
     assert "no metric in vLLM's registry: taken" in log.lines[0]
     assert any("no metrics file: NotADirectoryError" in line for line in log.lines)
     assert calls() == {(OURS, "hint"): 2}
