@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine import Engine, Request, fake_package, load_dsa
+from engine import Engine, Request, fake_package
+from integration_setup import hooked, lines_of, state_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from gvr_topk.constants import StatsColumn
@@ -23,17 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def engine(monkeypatch):
-    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
-    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"stats": true}')
     with fake_package("trtllm_1_2"):
-        dsa = load_dsa()
-        assert integration.install()
-        yield Engine(dsa, heads=16)  # with few heads, scores are often exactly 0 and tie at the k-th
+        # With few heads, scores are often exactly 0 and tie at the k-th.
+        yield Engine(hooked(monkeypatch, stats=True), heads=16)
         integration.uninstall()
-
-
-def state_of(engine):
-    return integration.plugin._integration.hook.state_of(engine.manager)
 
 
 def samples(text: str) -> dict[tuple, float]:
@@ -211,5 +205,5 @@ def test_an_unwritable_metrics_directory_does_not_stop_the_hook(engine, monkeypa
     for _ in range(2):
         engine.step([], [request])
     assert integration.counters().calls == {("gvr_topk", "hint"): 4}
-    (line,) = [text for level, text in sys.modules["tensorrt_llm.logger"].logger.lines if level == "warning"]
+    (line,) = lines_of("warning")
     assert "metrics" in line and "missing" in line

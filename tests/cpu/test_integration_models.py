@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-import sys
 
 import pytest
 import torch
-from engine import BY_PHASE, SHAPES, Engine, Request, fake_package, load_dsa
-from integration_setup import check_decode_rows, undisturbed
+from engine import BY_PHASE, SHAPES, Engine, Request, fake_package
+from integration_setup import check_decode_rows, hooked, lines_of, state_of, undisturbed
 
 from gvr_topk.integrations import tensorrt_llm as integration
 
@@ -35,9 +34,7 @@ def both_ways(monkeypatch, next_n: int, lengths: list[int], steps: int, **option
     """What is selected without the hook and with it, each compared with the oracle, and the hooked engine."""
     results, compared = [], []
     for mode in ("0", "1"):
-        monkeypatch.setenv("TRTLLM_GVR_TOPK", mode)
-        dsa = load_dsa()
-        assert integration.install()
+        dsa = hooked(monkeypatch, mode)
         compared.append(check_decode_rows(in_order=mode == "1"))
         engine = Engine(dsa, max_requests=len(lengths), **options)
         requests = [Request(i, n, n + 99, seed=i, done=n) for i, n in enumerate(lengths, 1)]
@@ -61,7 +58,7 @@ def test_compressed_keys_give_the_same_sets(shape, monkeypatch, next_n, ratio):
         assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
         assert {path for path, _ in integration.counters().calls} == {"gvr_topk"}
         assert any((row == -1).all() for rows in plain for row in rows)
-        state = integration.plugin._integration.hook.state_of(engine.manager)
+        state = state_of(engine)
         long = state.requests.slot_of(6)
         assert ratio > 4 or (state.requests.words[:, long, 0] > 48).all()
 
@@ -81,13 +78,10 @@ def test_the_k_of_deepseek_v4(shape, monkeypatch, topk, ratio):
 
 def test_draft_rows_of_compressed_keys_share_the_slot(monkeypatch):
     """Rows of a request may see equally many scores."""
-    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
     with fake_package("trtllm_1_3_rc27"):
-        dsa = load_dsa()
-        assert integration.install()
-        engine = Engine(dsa, compress_ratio=4)
+        engine = Engine(hooked(monkeypatch), compress_ratio=4)
         engine.step([], [Request(i, 90, 99, seed=i, done=90) for i in (1, 2)], next_n=3)
-        state = integration.plugin._integration.hook.state_of(engine.manager)
+        state = state_of(engine)
         first, second = (state.requests.slot_of(i) for i in (1, 2))
         assert state.row_slot(engine.metadata, 3, 6).tolist() == [first] * 3 + [second] * 3
 
@@ -106,18 +100,14 @@ def test_any_number_of_draft_rows_of_compressed_keys(monkeypatch):
 @pytest.mark.parametrize("told", [True, False])
 def test_lengths_between_which_the_state_is_used_are_those_of_scores(monkeypatch, told):
     """The indexer's layers have 4 keys per score, whatever the ratio of layers without an indexer."""
-    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
-    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"min_length": 20}')
     with fake_package("trtllm_1_3_rc27"):
-        dsa = load_dsa()
-        assert integration.install()
-        engine = Engine(dsa, compress_ratio=4)
+        engine = Engine(hooked(monkeypatch, min_length=20), compress_ratio=4)
         assert max(engine.metadata.compress_ratios) == 128
         if not told:
             monkeypatch.setattr(engine.metadata, "get_indexer_max_seq_len", lambda: 40)
             del engine.metadata._indexer_compress_ratio
         engine.step([], [Request(i, n, 99, seed=i, done=n) for i, n in ((1, 78), (2, 79))])
-        state = integration.plugin._integration.hook.state_of(engine.manager)
+        state = state_of(engine)
         assert [slot >= 0 for slot in state.requests.row_slot[:2].tolist()] == [False, True]
 
 
@@ -129,18 +119,15 @@ def test_layers_that_reuse_a_choice_make_no_call_and_leave_the_state_alone(shape
         )
         assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
         assert integration.counters().calls == {("gvr_topk", "hint"): 10}
-        words = integration.plugin._integration.hook.state_of(engine.manager).requests.words
+        words = state_of(engine).requests.words
         assert (words[[1, 2, 4, 5]] == -1).all() and (words[[0, 3], :3, 0] > 48).all()
 
 
 @pytest.mark.parametrize("shape", ["trtllm_1_3_rc25", "trtllm_1_3_rc27"])
 def test_draft_passes_that_share_a_choice_are_no_calls(shape, monkeypatch):
     """``index_share_for_mtp_iteration``: later draft passes reuse the first one's selection."""
-    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
     with fake_package(shape):
-        dsa = load_dsa()
-        assert integration.install()
-        engine = Engine(dsa, layers=1)
+        engine = Engine(hooked(monkeypatch), layers=1)
         requests = [Request(i, 30, 99, seed=i, done=30) for i in (1, 2)]
         engine.metadata.set_in_mtp_draft_loop(True)
         (first,) = engine.step([], requests)
@@ -148,5 +135,4 @@ def test_draft_passes_that_share_a_choice_are_no_calls(shape, monkeypatch):
         (second,) = engine.step([], requests)
         assert torch.equal(first, second)
         assert integration.counters().calls == {("gvr_topk", "hint"): 1}
-        lines = sys.modules["tensorrt_llm.logger"].logger.lines
-        assert not any(level == "warning" for level, _ in lines)
+        assert lines_of("warning") == []
