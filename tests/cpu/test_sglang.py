@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,16 +62,12 @@ class SGLang:
         base.load_plugins([register])
 
     def metadata(self, method: str, lengths: Tensor, **options: Any) -> Any:
-        tables = {name: options.pop(name, None) for name in ("page_table_1", "real_page_table")}
-        fields = {
-            **tables,
-            "dsa_seqlens_expanded": lengths,
-            "nsa_seqlens_expanded": lengths,
-            "topk_indices_offset": options.pop("offsets", None),
-            "cu_seqlens_q": options.pop("cu_seqlens_q", None),
+        named = {
+            name: options.pop(name, None) for name in ("page_table_1", "real_page_table", "cu_seqlens_q")
         }
-        kind = self.dispatch.TopkTransformMethod[method]
-        return self.dispatch.Metadata(kind, base.metadata(**fields), **options)
+        offsets = options.pop("offsets", None)
+        fields = SimpleNamespace(**named, seqlens_expanded=lengths, topk_indices_offset=offsets)
+        return self.dispatch.Metadata(base.TopkTransformMethod[method], fields, **options)
 
     def indexer(self) -> Any:
         return importlib.import_module(INDEXER[self.tree]).Indexer(K)

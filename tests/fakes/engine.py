@@ -116,7 +116,6 @@ class Engine:
     max_len: int = 160
     heads: int = 2
     dim: int = 8
-    max_draft: int = 3
     first_layer: int = 0
     heuristic: bool = False
     cute_dsl: bool = False

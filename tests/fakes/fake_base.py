@@ -118,7 +118,6 @@ class StrictBaseModel(BaseModel):
 
 class BaseSparseAttentionConfig(StrictBaseModel):
     algorithm: str
-    seq_len_threshold: Optional[int] = None
 
 
 class RocketSparseAttentionConfig(BaseSparseAttentionConfig):
@@ -130,7 +129,6 @@ class DsaConfig(BaseSparseAttentionConfig):
     index_n_heads: Optional[int] = None
     index_head_dim: Optional[int] = None
     index_topk: Optional[int] = None
-    indexer_max_chunk_size: Optional[int] = None
     skip_indexer_for_short_seqs: bool = True
 
 
@@ -144,7 +142,6 @@ class V4Config(BaseModel):
 class LlmArgs(StrictBaseModel):
     model: str
     tensor_parallel_size: int = 1
-    stop_token_ids: Optional[list[int]] = None
 
 
 def update_llm_args_with_extra_dict(llm_args: dict, llm_args_dict: dict) -> dict:
@@ -163,7 +160,6 @@ class KVCacheManager:
         self.max_seq_len = max_seq_len
         self.max_batch_size = max_batch_size
         self.tokens_per_block = max_seq_len
-        self.quant_block_size = 128
         self.num_blocks = 2 * max_batch_size
         self._free = list(range(self.num_blocks))
         self._blocks: dict[int, int] = {}
@@ -175,10 +171,6 @@ class KVCacheManager:
     def _take(self, request_id):
         self._blocks[request_id] = self._free.pop(0)
         return self._blocks[request_id]
-
-    def free_resources(self, request_id):
-        if request_id in self._blocks:
-            self._free.append(self._blocks.pop(request_id))
 
 
 class TrtllmAttentionMetadata:
@@ -202,7 +194,6 @@ class TrtllmAttentionMetadata:
         self.sparse_attention_config = sparse_attention_config
         self.device = device
         self.is_cuda_graph = is_cuda_graph
-        self.cuda_graph_buffers = None
         self._seq_lens, self._num_contexts = torch.zeros(0, dtype=torch.int32), 0
         self._on_update()
         self.__post_init__()
@@ -210,7 +201,6 @@ class TrtllmAttentionMetadata:
     def __post_init__(self):
         size, options = (self.max_num_requests,), {"dtype": torch.int32, "device": self.device}
         self.kv_lens_cuda_runtime = torch.zeros(size, **options)
-        self.seq_lens_cuda = torch.zeros(size, **options)
         self.indexer_k_cache_block_offsets = torch.zeros((*size, 1), **options)
         self.slot_mapping_fp8 = torch.zeros(self.max_num_tokens, dtype=torch.int64, device=self.device)
         self.skip_indexer_for_ctx_reqs = self.skip_indexer_for_gen_reqs = False
@@ -283,7 +273,6 @@ class TrtllmAttentionMetadata:
     def prepare(self):
         seqs = self.num_seqs
         cached = torch.tensor(self.kv_cache_params.num_cached_tokens_per_seq, dtype=torch.int32)
-        self.seq_lens_cuda[:seqs].copy_(self.seq_lens)
         self.kv_lens_cuda_runtime[:seqs].copy_(cached + self.seq_lens)
         self.kv_lens = cached + self.seq_lens
         self._map_blocks()

@@ -11,8 +11,8 @@ import logging
 import pkgutil
 import sys
 from collections import Counter, defaultdict
-from enum import Enum
-from types import ModuleType, SimpleNamespace
+from enum import Enum, IntEnum, auto
+from types import ModuleType
 from typing import ClassVar
 
 import torch
@@ -22,7 +22,6 @@ CALLS: Counter = Counter()
 
 
 class HookType(Enum):
-    BEFORE = "before"
     AFTER = "after"
     AROUND = "around"
     REPLACE = "replace"
@@ -116,9 +115,30 @@ class ForwardBatch:
             self.req_to_token_pool = pool
 
 
-def metadata(**fields):
-    defaults = {"page_table_1": None, "real_page_table": None, "topk_indices_offset": None}
-    return SimpleNamespace(**{**defaults, **fields})
+class TopkTransformMethod(IntEnum):
+    PAGED = auto()
+    RAGGED = auto()
+
+
+class Metadata:
+    """What an attention backend gives its indexer for one batch."""
+
+    def __init__(self, method, attn_metadata, *, fuse=True):
+        self.method, self.attn_metadata, self.fuse = method, attn_metadata, fuse
+
+    def topk_transform(self, logits, topk, ks=None):
+        from sgl_kernel import fast_topk_transform_fused, fast_topk_transform_ragged_fused, fast_topk_v2
+
+        attn = self.attn_metadata
+        lengths = attn.seqlens_expanded
+        if not self.fuse:
+            return fast_topk_v2(logits, lengths, topk, row_starts=ks)
+        call = {"score": logits, "lengths": lengths, "topk": topk, "row_starts": ks}
+        if self.method is TopkTransformMethod.RAGGED:
+            return fast_topk_transform_ragged_fused(**call, topk_indices_offset=attn.topk_indices_offset)
+        return fast_topk_transform_fused(
+            **call, page_table_size_1=attn.page_table_1, cu_seqlens_q=attn.cu_seqlens_q
+        )
 
 
 class Indexer(torch.nn.Module):

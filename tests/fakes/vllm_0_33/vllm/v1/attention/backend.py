@@ -17,14 +17,6 @@ class CommonAttentionMetadata:
     block_table_tensor: torch.Tensor
     slot_mapping: torch.Tensor
     causal: bool | torch.Tensor = True
-    logits_indices_padded: torch.Tensor | None = None
-    num_logits_indices: int | None = None
-    max_logits_per_req: int | None = None
-    encoder_seq_lens: torch.Tensor | None = None
-    encoder_seq_lens_cpu: np.ndarray | None = None
-    dcp_local_seq_lens: torch.Tensor | None = None
-    dcp_local_seq_lens_cpu_upper_bound: torch.Tensor | None = None
-    positions: torch.Tensor | None = None
     is_prefilling: torch.Tensor | None = None
     seq_lens_cpu_upper_bound: torch.Tensor | None = None
     req_idx: np.ndarray | None = None

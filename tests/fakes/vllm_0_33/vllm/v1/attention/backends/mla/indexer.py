@@ -7,23 +7,13 @@ from vllm.v1.attention.backend import AttentionMetadataBuilder, CommonAttentionM
 
 @dataclass
 class DeepSeekV32IndexerDecodeMetadata:
-    block_table: torch.Tensor
     seq_lens: torch.Tensor
-    decode_lens: torch.Tensor
-    requires_padding: bool
-    schedule_metadata: torch.Tensor
-    global_seq_lens: torch.Tensor | None = None
-    per_req_decode_lens: torch.Tensor | None = None
-    decode_is_uniform: bool = True
-    write_max_decode_len: int = 0
-    indices: torch.Tensor | None = None
 
 
 @dataclass
 class DeepseekV32IndexerPrefillChunkMetadata:
     cu_seqlen_ks: torch.Tensor
     cu_seqlen_ke: torch.Tensor
-    total_seq_lens: int
     token_start: int
     token_end: int
     num_reqs: int
@@ -51,8 +41,6 @@ class DeepseekV32IndexerMetadata:
 
 
 class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
-    requires_block_table_width = True
-
     def __init__(self, *args, block_table_width: int, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         vllm_config = self.vllm_config
@@ -99,10 +87,9 @@ class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
                 ends += [begin + max(keys[request] - count + row + 1, 0) for row in range(count)]
             bounds = [torch.tensor(b, dtype=torch.int32, device=self.device) for b in (begins, ends)]
             longest = max(keys[first:last])
-            total = sum(keys[first:last])
             chunks.append(
                 DeepseekV32IndexerPrefillChunkMetadata(
-                    *bounds, total, starts[first], starts[last], last - first, longest
+                    *bounds, starts[first], starts[last], last - first, longest
                 )
             )
         return DeepseekV32IndexerPrefillMetadata(chunks)
@@ -115,14 +102,10 @@ class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
                 for i in range(int(count))
             ]
             ends = torch.tensor(rows, dtype=torch.int32)
-            return self._metadata(ends.unsqueeze(-1), torch.ones_like(ends), False)
+            return DeepSeekV32IndexerDecodeMetadata(ends.unsqueeze(-1))
         longest = int(lens.max())
         ends = seq_lens.unsqueeze(1)
         if longest > 1:
             drafts = torch.arange(longest, dtype=torch.int32, device=ends.device)
             ends = (ends - longest + 1 + drafts).clamp_(min=0)
-        return self._metadata(ends, lens, int(lens.min()) != longest)
-
-    def _metadata(self, ends, lens, requires_padding) -> DeepSeekV32IndexerDecodeMetadata:
-        none = torch.empty(0)
-        return DeepSeekV32IndexerDecodeMetadata(none, ends, lens, requires_padding, none)
+        return DeepSeekV32IndexerDecodeMetadata(ends)
