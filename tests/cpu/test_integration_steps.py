@@ -205,19 +205,9 @@ def test_a_new_request_starts_without_what_another_one_left(shape, monkeypatch):
     assert (seen[0] == -1).all()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"path": "radix_rounds"},
-        {"path": "paper_gvr"},
-        {"stats": True},
-        {"stats": True, "keep_positions": False},
-        {"keep_positions": True},
-    ],
-)
-def test_positions_are_kept_where_something_reads_them(shape, monkeypatch, options):
-    """Statistics and the four-phase kernel need them; otherwise the state is the whole hint."""
+@pytest.mark.parametrize(("options", "keeps"), [({}, False), ({"stats": True}, True)])
+def test_positions_are_kept_where_something_reads_them(shape, monkeypatch, options, keeps):
+    """test_config.py has the options that do; otherwise the state is the whole hint."""
     real, given = layer_hook.indexer_topk_decode, []
 
     def noting(*args, **arguments):
@@ -231,7 +221,6 @@ def test_positions_are_kept_where_something_reads_them(shape, monkeypatch, optio
     engine.step([(request, 30)], [])
     request.done = 30
     engine.step([], [request])
-    keeps = options not in ({}, {"path": "radix_rounds"}, {"stats": True, "keep_positions": False})
     assert given and all({"row_slot", "state", "out"} <= names for names in given)
     assert all(("indices" in names) == keeps for names in given)
     slots = state_of(engine).requests
