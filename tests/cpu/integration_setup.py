@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from engine import Engine, load_dsa
+from engine import Engine, Request, load_dsa
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import tensorrt_llm as integration
+from gvr_topk.integrations.tensorrt_llm import hook
 from gvr_topk.integrations.tensorrt_llm.hint_state import HintState
 
 
@@ -44,6 +45,23 @@ def hooked(monkeypatch: pytest.MonkeyPatch, mode: str = "1", **options: Any) -> 
 
 def state_of(engine: Engine) -> HintState:
     return integration.plugin._integration.hook.state_of(engine.manager)
+
+
+def running(*ids: int, done: int = 30) -> list[Request]:
+    """Requests whose prompt of 30 tokens is in the cache, with `done` tokens so far."""
+    return [Request(i, 30, 99, seed=i, done=done) for i in ids]
+
+
+def named_arguments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What each call of the op passes by name from now on; the list grows."""
+    real, given = hook.indexer_topk_decode, []
+
+    def noting(*args: Any, **arguments: Any) -> torch.Tensor:
+        given.append(arguments)
+        return real(*args, **arguments)
+
+    monkeypatch.setattr(hook, "indexer_topk_decode", noting)
+    return given
 
 
 def lines_of(level: str) -> list[str]:

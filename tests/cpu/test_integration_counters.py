@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine import Engine, Request, fake_package
-from integration_setup import hooked, lines_of, state_of
+from integration_setup import hooked, lines_of, running, state_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from gvr_topk.constants import StatsColumn
@@ -67,11 +67,11 @@ def test_guess_misses_come_from_the_statistics(engine):
 
 
 def test_nothing_is_read_from_the_device_during_a_capture(engine):
-    engine.step([], [Request(1, 30, 99, seed=1, done=60)])
+    engine.step([], running(1, done=60))
     hook = integration.plugin._integration.hook
     hook._capturing = True
     assert integration.counters().measured == counters_module.Measured()
-    engine.step([], [Request(1, 30, 99, seed=1, done=61)])
+    engine.step([], running(1, done=61))
     assert integration.counters().measured.hinted == 2
 
 
@@ -108,7 +108,7 @@ def test_prometheus_text_says_the_same(engine):
 
 def test_without_prometheus_client_the_counters_still_work(engine, monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    engine.step([], [Request(1, 30, 99, seed=1, done=60)])
+    engine.step([], running(1, done=60))
     assert integration.counters().steps["eager"] == 1
     with pytest.raises(ImportError):
         integration.prometheus_text()

@@ -27,7 +27,7 @@ from engine import (
     load_dsa,
     load_llm_args,
 )
-from integration_setup import lines_of
+from integration_setup import lines_of, running
 from pydantic import ValidationError
 
 import gvr_topk_autoload
@@ -180,7 +180,7 @@ def test_the_switch_belongs_to_the_configuration_validated_last(shape, without):
         assert environment.mode() is (environment.Mode.ON if asked else environment.Mode.OFF)
         assert environment.options().stats is ("stats: true" in text)
         engine = Engine(dsa, layers=1)
-        engine.step([], [Request(1, 30, 99, seed=1, done=40)])
+        engine.step([], running(1, done=40))
         state = integration.plugin._integration.hook.state_of(engine.manager)
         assert state == ("not asked for",) if not asked else state.options.stats
     calls = {path: count for (path, _), count in integration.counters().calls.items()}
@@ -252,7 +252,7 @@ def test_a_worker_says_that_what_was_carried_cannot_be_read(shape, monkeypatch):
     monkeypatch.setenv("TRTLLM_GVR_TOPK_YAML", "{not json")
     dsa = load_dsa()
     integration.install()
-    Engine(dsa).step([], [Request(1, 30, 99, seed=1, done=40)])
+    Engine(dsa).step([], running(1, done=40))
     (line,) = lines_of("warning")
     assert "TRTLLM_GVR_TOPK_YAML counts as unset" in line
     assert integration.counters().calls == {("original", "not asked for"): 2}
@@ -264,7 +264,7 @@ def test_options_that_cannot_be_read_are_refused_in_one_line(shape, monkeypatch,
     monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", text)
     dsa = load_dsa()
     integration.install()
-    Engine(dsa).step([], [Request(1, 30, 99, seed=1, done=40)])
+    Engine(dsa).step([], running(1, done=40))
     (line,) = lines_of("warning")
     assert "refused: ValueError: TRTLLM_GVR_TOPK_OPTIONS: wanted the keys of section gvr_topk as JSON" in line
     assert line.isprintable() and "pydantic.dev" not in line
@@ -478,7 +478,7 @@ def test_an_op_registered_after_dsa_is_replaced_at_the_first_step(monkeypatch, s
         sys.modules["fake_base"].load_ops()
         engine = Engine(dsa)
         for _ in range(2):
-            engine.step([], [Request(1, 30, 99, seed=1, done=40)])
+            engine.step([], running(1, done=40))
         assert integration.counters().calls == {("gvr_topk", "hint"): 4}
         integration.uninstall()
         assert not isinstance(torch.ops.trtllm.indexer_topk_decode, DecodeOp)
@@ -492,7 +492,7 @@ def test_an_op_that_never_comes_or_does_not_fit_is_refused_at_the_first_step(mon
         dsa = load_dsa()
         original = dsa.DSAtrtllmAttentionMetadata.prepare.__wrapped__
         sys.modules["fake_base"].load_ops()
-        Engine(dsa).step([], [Request(1, 30, 99, seed=1, done=40)])
+        Engine(dsa).step([], running(1, done=40))
         (line,) = lines_of("warning")
         assert "refused" in line and "indexer_topk_decode" in line and "int rows" not in line
         assert dsa.DSAtrtllmAttentionMetadata.prepare is original and not integration.installed()

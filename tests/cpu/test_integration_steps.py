@@ -11,7 +11,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from engine import BY_PHASE, SHAPES, Engine, Request, fake_package, load_dsa
-from integration_setup import Watch, check_decode_rows, hooked, lines_of, state_of, undisturbed
+from integration_setup import (
+    Watch,
+    check_decode_rows,
+    hooked,
+    lines_of,
+    named_arguments,
+    running,
+    state_of,
+    undisturbed,
+)
 
 from eval.campaigns.evidence import read_evidence
 from gvr_topk.constants import MAX_WIDTH, HintReason
@@ -21,7 +30,6 @@ from gvr_topk.integrations.tensorrt_llm import hint_state
 from gvr_topk.integrations.tensorrt_llm import hook as layer_hook
 from gvr_topk.integrations.tensorrt_llm.hint_state import HintState
 from gvr_topk.integrations.tensorrt_llm.selection import DecodeOp
-from gvr_topk.ops import indexer_topk_decode
 from gvr_topk.policy import can_use_heuristic
 
 
@@ -130,7 +138,7 @@ def test_same_sets_with_positions(shape, monkeypatch, options):
 def test_the_state_follows_its_request_when_rows_move(shape, monkeypatch):
     """What a request's slot holds after a step is what its row left, wherever the row stood."""
     engine = Engine(hooked(monkeypatch))
-    requests = [Request(i, 30, 99, seed=i, done=30) for i in (11, 12, 13)]
+    requests = running(11, 12, 13)
     engine.step([], requests)
     slots = state_of(engine).requests
     before = {r.request_id: slots.words[:, slots.slot_of(r.request_id)].clone() for r in requests}
@@ -170,25 +178,18 @@ def test_kernels_are_launched_early_where_tensorrt_llm_launches_its_own_so(monke
         monkeypatch.delenv("TRTLLM_ENABLE_PDL", raising=False)
     else:
         monkeypatch.setenv("TRTLLM_ENABLE_PDL", asked)
-    seen = []
-
-    def noting(*args, **arguments):
-        seen.append(arguments["pdl"])
-        return layer_hook_op(*args, **arguments)
-
-    layer_hook_op = layer_hook.indexer_topk_decode
-    monkeypatch.setattr(layer_hook, "indexer_topk_decode", noting)
+    given = named_arguments(monkeypatch)
     with fake_package(SHAPES[0]):
-        Engine(hooked(monkeypatch)).step([], [Request(11, 30, 99, seed=11, done=30)])
+        Engine(hooked(monkeypatch)).step([], running(11))
         integration.uninstall()
-    assert seen and set(seen) == {early}
+    assert [arguments["pdl"] for arguments in given] == [early] * 2
 
 
 def test_a_new_request_starts_without_what_another_one_left(shape, monkeypatch):
     """Also the disaggregated start: a request whose prompt was computed elsewhere."""
     engine = Engine(hooked(monkeypatch, stats=True), max_requests=2)
     engine.manager.max_batch_size = 2
-    old = [Request(i, 30, 99, seed=i, done=30) for i in (21, 22)]
+    old = running(21, 22)
     engine.step([], old)
     state = state_of(engine)
     slot = state.requests.slot_of(21)
@@ -208,24 +209,18 @@ def test_a_new_request_starts_without_what_another_one_left(shape, monkeypatch):
 @pytest.mark.parametrize(("options", "keeps"), [({}, False), ({"stats": True}, True)])
 def test_positions_are_kept_where_something_reads_them(shape, monkeypatch, options, keeps):
     """test_config.py has the options that do; otherwise the state is the whole hint."""
-    real, given = layer_hook.indexer_topk_decode, []
-
-    def noting(*args, **arguments):
-        names = {name for name, value in arguments.items() if value is not None}
-        given.append(names | ({"indices"} if arguments["state"].indices is not None else set()))
-        return real(*args, **arguments)
-
-    monkeypatch.setattr(layer_hook, "indexer_topk_decode", noting)
+    given = named_arguments(monkeypatch)
     engine = Engine(hooked(monkeypatch, **options))
     request = Request(12, 30, 99, seed=1)
     engine.step([(request, 30)], [])
     request.done = 30
     engine.step([], [request])
-    assert given and all({"row_slot", "state", "out"} <= names for names in given)
-    assert all(("indices" in names) == keeps for names in given)
+    for arguments in given:
+        assert arguments["row_slot"] is not None and arguments["out"] is not None
+        assert (arguments["state"].indices is not None) == keeps
     slots = state_of(engine).requests
     assert (slots.indices is not None) == keeps
-    assert not keeps or (slots.indices[:, slots.slot_of(12)] >= 0).any()
+    assert given and (not keeps or (slots.indices[:, slots.slot_of(12)] >= 0).any())
 
 
 def test_the_last_prompt_row_seeds_the_slot(shape, monkeypatch):
@@ -286,7 +281,7 @@ def test_draft_steps_inside_a_step_use_one_row_per_request(shape, monkeypatch):
 def test_the_hooked_call_adds_no_work_of_its_own(shape, monkeypatch, next_n):
     """Nothing is allocated, copied or read back between the logits and our op: fit for CUDA graphs."""
     engine = Engine(hooked(monkeypatch), layers=1)
-    requests = [Request(i, 30, 99, seed=i, done=30) for i in (61, 62)]
+    requests = running(61, 62)
     engine.step([], requests, next_n=next_n)
     hook, indexer, metadata = integration.plugin._integration.hook, engine.indexers[0], engine.metadata
     logits = torch.randn(2 * next_n, engine.max_len)
@@ -349,8 +344,7 @@ def test_short_rows_after_longer_ones_are_not_waited_for(monkeypatch):
 
 
 def test_lengths_outside_the_window_use_no_hint(shape, monkeypatch):
-    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"min_length": 40, "max_length": 60}')
-    engine = Engine(hooked(monkeypatch))
+    engine = Engine(hooked(monkeypatch, min_length=40, max_length=60))
     requests = [Request(i, 20, 99, seed=i, done=n) for i, n in ((81, 38), (82, 39), (83, 59), (84, 60))]
     for expected in ([False, True, True, False], [True, True, False, False]):  # the same rows have grown
         engine.step([], requests)
@@ -380,8 +374,7 @@ def test_limits_are_those_of_the_gate_at_every_length(limits, ratio):
 
 def test_rows_no_longer_than_k_keep_their_slot_whatever_the_window(shape, monkeypatch):
     """Nothing is selected in them, so the gate says so before it looks at the configured lengths."""
-    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"min_length": 40}')
-    engine = Engine(hooked(monkeypatch))
+    engine = Engine(hooked(monkeypatch, min_length=40))
     engine.step([], [Request(i, 10, 99, seed=i, done=n) for i, n in ((81, 15), (82, 16))])
     used = [slot >= 0 for slot in state_of(engine).requests.row_slot[:2].tolist()]
     assert used == [True, False]
@@ -404,37 +397,27 @@ def test_more_draft_tokens_than_rows_are_expected_for(shape, monkeypatch):
 
 @pytest.mark.parametrize("cap", [0, 8])
 def test_the_cap_of_the_cluster_size_reaches_the_op(shape, monkeypatch, cap):
-    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", json.dumps({"max_ctas": cap}))
-    caps = []
-
-    def noting(*args, **kwargs):
-        caps.append(kwargs["max_ctas"])
-        return indexer_topk_decode(*args, **kwargs)
-
-    monkeypatch.setattr(layer_hook, "indexer_topk_decode", noting)
-    Engine(hooked(monkeypatch)).step([], [Request(7, 20, 99, seed=7, done=30)])
-    assert caps and set(caps) == {cap}
+    given = named_arguments(monkeypatch)
+    Engine(hooked(monkeypatch, max_ctas=cap)).step([], running(7))
+    assert [arguments["max_ctas"] for arguments in given] == [cap] * 2
 
 
 def test_more_requests_than_expected_still_give_the_same_sets(shape, monkeypatch):
-    def both_steps(dsa):
+    def six_after_two(capacity):
         engine = Engine(dsa, max_requests=2)
-        requests = [Request(i, 30, 99, seed=i, done=30) for i in range(91, 97)]
+        engine.manager.max_batch_size = capacity
+        requests = running(*range(91, 97))
         engine.step([], requests[:2])
-        return engine.step([], requests, metadata=engine.metadata.create_cuda_graph_metadata(20)), requests
+        return engine.step([], requests, metadata=engine.metadata.create_cuda_graph_metadata(20))
 
     dsa = hooked(monkeypatch)
-    result, _ = both_steps(dsa)
+    result = six_after_two(8)
     assert "over capacity" not in integration.counters().steps
-    engine = Engine(dsa, max_requests=2)
-    engine.manager.max_batch_size = 2
-    requests = [Request(i, 30, 99, seed=i, done=30) for i in range(91, 97)]
-    engine.step([], requests[:2])
-    narrow = engine.step([], requests, metadata=engine.metadata.create_cuda_graph_metadata(20))
+    narrow = six_after_two(2)
     assert integration.counters().steps["over capacity"] == 1
     assert integration.counters().calls["gvr_topk", "no_state"] == 2
     integration.uninstall()
-    plain, _ = both_steps(dsa)
+    plain = six_after_two(8)
     for with_slots, without, theirs in zip(result, narrow, plain, strict=True):
         assert torch.equal(with_slots, theirs) and torch.equal(without, theirs)
 
@@ -451,7 +434,7 @@ def test_another_topk_of_theirs_is_named_and_never_called_ours(monkeypatch, nati
         with fake_package(native):
             engine = Engine(hooked(monkeypatch, mode), **{asked: True})
             for _ in range(2):
-                results[mode] = engine.step([], [Request(5, 30, 99, seed=5, done=30)])
+                results[mode] = engine.step([], running(5))
             calls = integration.counters().calls
             (path, reason), count = next(iter(calls.items()))
             assert len(calls) == 1 and count == 4
@@ -494,7 +477,7 @@ def test_a_topk_that_passes_us_by_is_counted_and_said(monkeypatch, shape, mode):
 def test_what_we_cannot_take_goes_to_the_original(monkeypatch, call, reason):
     with fake_package("trtllm_1_3_package"):
         engine = Engine(hooked(monkeypatch))
-        engine.step([], [Request(i, 30, 99, seed=i, done=30) for i in (1, 2)])
+        engine.step([], running(1, 2))
         before = integration.counters().calls.get(("gvr_topk", "hint"), 0)
         op, hook = torch.ops.trtllm.indexer_topk_decode, integration.plugin._integration.hook
         hook._local.call = hook._open_call(engine.indexers[0], engine.metadata)
@@ -543,7 +526,7 @@ def test_arguments_of_their_op_by_position_and_by_name(args, named, k, ratio, na
 
 def test_after_an_error_of_ours_theirs_serves_for_good(shape, monkeypatch):
     engine = Engine(hooked(monkeypatch))
-    plain = Engine(engine.dsa).step([], [Request(1, 30, 99, seed=1, done=30)])
+    plain = Engine(engine.dsa).step([], running(1))
     calls = []
 
     def failing(*args, **kwargs):
@@ -552,8 +535,8 @@ def test_after_an_error_of_ours_theirs_serves_for_good(shape, monkeypatch):
 
     monkeypatch.setattr(layer_hook, "indexer_topk_decode", failing)
     for _ in range(2):
-        result = engine.step([], [Request(1, 30, 99, seed=1, done=30)])
-    other = Engine(engine.dsa).step([], [Request(1, 30, 99, seed=1, done=30)])
+        result = engine.step([], running(1))
+    other = Engine(engine.dsa).step([], running(1))
     assert all(torch.equal(a, b) for a, b in zip(result, plain, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(other, plain, strict=True))
     assert len(calls) == 1
@@ -569,14 +552,14 @@ def test_the_first_calls_are_verified(shape, monkeypatch):
     engine = Engine(hooked(monkeypatch))
     check_decode_rows(in_order=False)
     for done in range(60, 64):
-        engine.step([], [Request(1, 30, 99, seed=1, done=done)], next_n=2)
+        engine.step([], running(1, done=done), next_n=2)
     assert sum(line.endswith(": verified 3 calls of decode top-k") for line in lines_of("info")) == 1
     assert set(integration.counters().calls) == {("gvr_topk", "hint")}
     integration.uninstall()
     engine = Engine(hooked(monkeypatch))
     monkeypatch.setattr(layer_hook, "indexer_topk_decode", lambda *args, out, **named: out.fill_(0))
     for _ in range(2):
-        engine.step([], [Request(1, 30, 99, seed=1, done=60)])
+        engine.step([], running(1, done=60))
     assert integration.counters().calls == {("original", "error: Differs"): 4}
     (line,) = lines_of("warning")
     assert (
@@ -595,7 +578,7 @@ def test_not_asked_for_means_not_used(shape):
 def test_an_unusable_batch_is_refused_with_the_attribute(shape, monkeypatch):
     engine = Engine(hooked(monkeypatch))
     del engine.manager.num_local_layers
-    engine.step([], [Request(1, 30, 99, seed=1, done=30)])
+    engine.step([], running(1))
     (line,) = lines_of("warning")
     assert "DSACacheManager()" in line and "num_local_layers" in line
     assert read_evidence([line]).refused
@@ -606,7 +589,7 @@ def test_a_second_manager_has_its_own_hints(shape, monkeypatch):
     dsa = hooked(monkeypatch)
     first, second = Engine(dsa), Engine(dsa, first_layer=3)
     for engine in (first, second):
-        engine.step([], [Request(1, 30, 99, seed=1, done=30)])
+        engine.step([], running(1))
     assert state_of(first) is not state_of(second)
     (line,) = lines_of("info")
     assert "on: 2 layers, k = 16, 16 requests, 0.0 MiB of state (predictor), path auto on cpu" in line
@@ -687,7 +670,7 @@ def test_calls_are_named_for_profilers_where_there_is_a_gpu(monkeypatch, enabled
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(torch.cuda.nvtx, "range_push", ranges.append)
         monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: ranges.append("end"))
-        engine.step([], [Request(1, 30, 99, seed=1, done=30)])
+        engine.step([], running(1))
         assert integration.counters().calls == {("gvr_topk", "hint"): 2}
     named = ["gvr_topk layer 0", "end", "gvr_topk layer 1", "end"]
     assert ranges == (named if enabled and has_gpu else [])
@@ -696,7 +679,7 @@ def test_calls_are_named_for_profilers_where_there_is_a_gpu(monkeypatch, enabled
 @pytest.mark.parametrize("next_n", [1, 3])
 def test_a_step_with_the_rows_of_the_last_one_copies_nothing(shape, monkeypatch, next_n):
     engine = Engine(hooked(monkeypatch))
-    requests = [Request(i, 30, 99, seed=i, done=30) for i in (1, 2, 3)]
+    requests = running(1, 2, 3)
     engine.step([], requests, next_n=next_n)
     metadata, state, counters = engine.metadata, state_of(engine), integration.counters
     seen, before = [], counters().rows["hinted"]
@@ -716,7 +699,7 @@ def test_a_step_with_the_rows_of_the_last_one_copies_nothing(shape, monkeypatch,
 
 def test_requests_with_different_numbers_of_drafts_use_no_state(shape, monkeypatch):
     engine = Engine(hooked(monkeypatch))
-    requests = [Request(i, 30, 99, seed=i, done=30) for i in (1, 2)]
+    requests = running(1, 2)
     engine.step([], requests)
     engine.metadata.set_batch([1, 2], [1, 2], 0, [30, 30])
     engine.metadata.prepare()
