@@ -67,7 +67,8 @@ def test_settings_of_a_base_survive_and_mtp_changes_speculation_only(base: str) 
 def test_min_latency_files_are_of_batch_one(base: str) -> None:
     config = yaml.safe_load((CONFIGS / "base" / f"{base}.yaml").read_text())
     assert config["cuda_graph_config"]["max_batch_size"] == 1
-    assert config["kv_cache_config"]["enable_block_reuse"] is False  # a fixed prompt would be prefilled once only
+    # A fixed prompt would be prefilled once only.
+    assert config["kv_cache_config"]["enable_block_reuse"] is False
 
 
 def test_later_files_count_and_sections_are_put_together(tmp_path: Path) -> None:

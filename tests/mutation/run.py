@@ -228,7 +228,7 @@ def main() -> None:
     if options.changed_since is not None:
         if options.out is not None or options.stale:
             parser.error("--out, --stale: wanted neither with --changed-since, whose figures are no score")
-        modules = options.only or [*targets.TARGETS, *targets.BESIDE]
+        modules = options.only or known
         raise SystemExit(check_changed(options.changed_since, modules, options.seconds))
     out = options.out
     if out is None and options.sample is None:

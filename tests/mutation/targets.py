@@ -79,9 +79,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "gvr_topk/contract.py": ("test_contract.py", *_OPS),
     "gvr_topk/cpu.py": _OPS,
-    "gvr_topk/distributed/sample.py": _DISTRIBUTED,
-    "gvr_topk/distributed/shards.py": _DISTRIBUTED,
-    "gvr_topk/distributed/topk.py": _DISTRIBUTED,
     "gvr_topk/layers.py": ("test_layers.py", "test_arguments.py"),
     "gvr_topk/library.py": ("test_library.py",),
     "gvr_topk/ops.py": _OPS,
@@ -89,8 +86,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
         *("test_policy.py", "test_policy_arguments.py", "test_policy_machine.py", "test_library.py"),
     ),
     "gvr_topk/request_slots.py": ("test_request_slots.py",),
-    "gvr_topk/sampling/__init__.py": _SAMPLING,
-    "gvr_topk/sampling/arguments.py": _SAMPLING,
     "gvr_topk/sampling/arithmetic.py": ("test_sampling_arithmetic.py", *_SAMPLING),
     "gvr_topk/sampling/command.py": ("test_cli.py", "-k", "test_sample"),
     "gvr_topk/sampling/reference.py": (
@@ -114,30 +109,24 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/integrations/_kit/switch.py": ("test_integration_kit.py", *_SGLANG),
     "gvr_topk/integrations/_kit/transaction.py": ("test_integration_kit.py", *_INSTALL),
     "gvr_topk/integrations/_kit/verify.py": ("test_integration_verify.py",),
-    "gvr_topk/integrations/sglang/hook.py": _SGLANG,
-    "gvr_topk/integrations/sglang/plugin.py": _SGLANG,
-    "gvr_topk/integrations/sglang/points.py": _SGLANG,
-    "gvr_topk/integrations/sglang/row_state.py": _SGLANG,
-    "gvr_topk/integrations/sglang/transforms.py": _SGLANG,
     "gvr_topk/integrations/tensorrt_llm/hint_state.py": _TENSORRT_LLM,
     "gvr_topk/integrations/tensorrt_llm/hook.py": _TENSORRT_LLM,
-    "gvr_topk/integrations/tensorrt_llm/inspection.py": _INSTALL,
     "gvr_topk/integrations/tensorrt_llm/llm_config.py": ("test_integration_models.py", *_INSTALL),
-    "gvr_topk/integrations/tensorrt_llm/plugin.py": _INSTALL,
     "gvr_topk/integrations/tensorrt_llm/selection.py": ("test_integration_kit.py", *_TENSORRT_LLM),
     "gvr_topk/integrations/tensorrt_llm/type_hints.py": ("test_integration_kit.py",),
-    "gvr_topk/integrations/tensorrt_llm/upstream.py": _INSTALL,
-    "gvr_topk/integrations/vllm/backend.py": _VLLM,
-    "gvr_topk/integrations/vllm/hook.py": _VLLM,
-    "gvr_topk/integrations/vllm/imports.py": _VLLM,
     "gvr_topk/integrations/vllm/logprobs.py": ("test_integration_vllm_logprobs.py",),
-    "gvr_topk/integrations/vllm/metrics.py": _VLLM,
     "gvr_topk/integrations/vllm/plugin.py": ("test_integration_vllm.py", "test_integration_vllm_logprobs.py"),
-    "gvr_topk/integrations/vllm/prefill.py": _VLLM,
-    "gvr_topk/integrations/vllm/rows.py": _VLLM,
-    "gvr_topk/integrations/vllm/upstream.py": _VLLM,
 }
-"""Tests of each module of the product, in `tests/cpu`, and options of pytest that choose among them."""
+"""Tests of modules of the product, in `tests/cpu`, and options of pytest that choose among them."""
+
+FOLDERS = {
+    "gvr_topk/distributed/": _DISTRIBUTED,
+    "gvr_topk/integrations/sglang/": _SGLANG,
+    "gvr_topk/integrations/tensorrt_llm/": _INSTALL,
+    "gvr_topk/integrations/vllm/": _VLLM,
+    "gvr_topk/sampling/": _SAMPLING,
+}
+"""The same for all other modules of a folder."""
 
 BESIDE: dict[str, tuple[str, ...]] = {
     "eval/campaigns/configs.py": ("test_eval_inputs.py",),
@@ -255,7 +244,8 @@ def product_modules() -> list[str]:
 
 def tests_of(module: str) -> tuple[str, ...]:
     """Return the tests of a module, as pytest takes them."""
-    return {**TARGETS, **BESIDE}[module]
+    folder = module.rpartition("/")[0] + "/"
+    return {**TARGETS, **BESIDE}.get(module) or FOLDERS[folder]
 
 
 def sample_of(module: str) -> int:
