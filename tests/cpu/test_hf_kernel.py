@@ -179,36 +179,36 @@ print([str(backend) for backend in Build.open(folder).general.backends])
 
 
 @needs_kernels
-def test_kernels_takes_the_layer_of_prefill(kernel: Path) -> None:
-    program = """
+@pytest.mark.parametrize(
+    ("name", "parameters", "given", "chosen"),
+    [
+        (
+            "IndexerTopk",
+            "scores, lengths, k",
+            "torch.tensor([[[0.5, 3.0, 1.0, 3.0]]]), None, 2",
+            "[[[1, 3]]]",
+        ),
+        (
+            "IndexerTopkPrefill",
+            "scores, row_starts, row_ends, k",
+            "torch.tensor([[9.0, 3.0, 1.0, 3.0]]), torch.tensor([1]), torch.tensor([4]), 2",
+            "[[0, 2]]",
+        ),
+    ],
+)
+def test_kernels_takes_the_layer(kernel: Path, name: str, parameters: str, given: str, chosen: str) -> None:
+    program = f"""
 import torch
-@kernels.use_kernel_forward_from_hub("IndexerTopkPrefill")
+@kernels.use_kernel_forward_from_hub("{name}")
 class Topk(torch.nn.Module):
-    def forward(self, scores, row_starts, row_ends, k):
+    def forward(self, {parameters}):
         raise AssertionError("not replaced")
-layer = kernels.LocalLayerRepository(folder, layer_name="IndexerTopkPrefill")
-with kernels.use_kernel_mapping({"IndexerTopkPrefill": {"cpu": layer}}):
+layer = kernels.LocalLayerRepository(folder, layer_name="{name}")
+with kernels.use_kernel_mapping({{"{name}": {{"cpu": layer}}}}):
     topk = kernels.kernelize(Topk(), mode=kernels.Mode.INFERENCE, device="cpu", use_fallback=False)
-scores = torch.tensor([[9.0, 3.0, 1.0, 3.0]])
-print(topk(scores, torch.tensor([1]), torch.tensor([4]), 2).tolist())
+print(topk({given}).tolist())
 """
-    assert run_with_kernels(program, kernel) == "[[0, 2]]\n"
-
-
-@needs_kernels
-def test_kernels_takes_the_layer(kernel: Path) -> None:
-    program = """
-import torch
-@kernels.use_kernel_forward_from_hub("IndexerTopk")
-class Topk(torch.nn.Module):
-    def forward(self, scores, lengths, k):
-        raise AssertionError("not replaced")
-layer = kernels.LocalLayerRepository(folder, layer_name="IndexerTopk")
-with kernels.use_kernel_mapping({"IndexerTopk": {"cpu": layer}}):
-    topk = kernels.kernelize(Topk(), mode=kernels.Mode.INFERENCE, device="cpu", use_fallback=False)
-print(topk(torch.tensor([[[0.5, 3.0, 1.0, 3.0]]]), None, 2).tolist())
-"""
-    assert run_with_kernels(program, kernel) == "[[[1, 3]]]\n"
+    assert run_with_kernels(program, kernel) == f"{chosen}\n"
 
 
 class TestScript:

@@ -13,17 +13,8 @@ from eval.engines import simulated_decode
 from gvr_topk.integrations._kit import environment
 
 ARGUMENTS = [
-    "decode",
-    "--device",
-    "cpu",
-    "--requests",
-    "4",
-    "--steps",
-    "60",
-    "--window",
-    "700",
-    "--topk",
-    "64",
+    *("decode", "--device", "cpu", "--requests", "4"),
+    *("--steps", "60", "--window", "700", "--topk", "64"),
 ]
 
 
