@@ -173,7 +173,8 @@ def log_mass(mass: int) -> np.float32:
 def log_probabilities(distance: Array, temperature: np.float32, log_total: np.float32) -> Array:
     """Log-probabilities of values at these distances, of a total mass with logarithm `log_total`."""
     with np.errstate(all="ignore"):
-        return distance / temperature - log_total
+        # At an infinite temperature the quotient of an infinite distance would be NaN.
+        return np.where(distance == -np.inf, distance, distance / temperature - log_total)
 
 
 def _rotated(values: Array, by: int) -> Array:

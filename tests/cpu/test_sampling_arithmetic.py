@@ -204,8 +204,11 @@ def test_compiled_masses(compiled: Compiled, rng: np.random.Generator) -> None:
         keys = numbers.order_keys(x)
         expected = numbers.distances(x, keys, int(keys.max()), np.float32(top))
         same_bits(compiled("distance_of", np.float32, x, np.full_like(x, top)), expected)
-    expected = numbers.log_probabilities(distance, np.float32(0.7), np.float32(3.3))
-    same_bits(compiled("log_probability_of", np.float32, distance, 0.7, 3.3), expected)
+    distance[:3] = -np.inf
+    for temperature in (0.7, np.inf):
+        expected = numbers.log_probabilities(distance, np.float32(temperature), np.float32(3.3))
+        same_bits(compiled("log_probability_of", np.float32, distance, temperature, 3.3), expected)
+        assert (expected[:3] == -np.inf).all()
 
 
 def test_compiled_logarithms(compiled: Compiled, rng: np.random.Generator) -> None:

@@ -193,9 +193,11 @@ GVR_TOPK_HOST_DEVICE inline float log_mass(uint64_t mass) {
   return log_of_split(fraction, static_cast<float>(63 - zeros + (above ? 1 : 0) - kMassBits));
 }
 
-// Log-probability of a value at a distance, of a total mass with logarithm `log_total`.
+// Log-probability of a value at a distance, of a total mass with logarithm `log_total`. At an infinite
+// temperature the quotient of an infinite distance would be NaN.
 GVR_TOPK_HOST_DEVICE inline float log_probability(float distance, float temperature, float log_total) {
-  return add_rn(div_rn(distance, temperature), -log_total);
+  const bool infinite = distance == -INFINITY;
+  return infinite ? distance : add_rn(div_rn(distance, temperature), -log_total);
 }
 
 GVR_TOPK_HOST_DEVICE inline uint32_t rotated(uint32_t x, int by) { return (x << by) | (x >> (32 - by)); }

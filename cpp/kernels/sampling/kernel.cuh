@@ -44,7 +44,8 @@ GVR_DEVICE T parameter_of(const RowParameter<T>& parameter, int at) {
 }
 
 GVR_DEVICE RowParameters read_parameters(const SampleParams& p, int row) {
-  const int slot = p.row_slot != nullptr ? p.row_slot[row] : row;
+  int slot = p.row_slot != nullptr ? p.row_slot[row] : row;
+  ptx::keep(slot);  // what is checked is what is used
   RowParameters own{};
   own.skipped = p.row_slot != nullptr && (slot < 0 || slot >= p.num_slots);
   if (own.skipped) return own;
@@ -55,6 +56,7 @@ GVR_DEVICE RowParameters read_parameters(const SampleParams& p, int row) {
   own.min_p = parameter_of(p.min_p, slot);
   own.top_k = parameter_of(p.top_k, slot);
   own.allow_row = p.allow == nullptr ? -1 : p.allow_row != nullptr ? p.allow_row[row] : row;
+  ptx::keep(own.allow_row);
   if (own.allow_row >= p.allow_rows) own.allow_row = -1;
   return own;
 }
