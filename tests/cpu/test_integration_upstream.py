@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from engine import SHAPES as FAKES
@@ -134,3 +135,10 @@ def test_annotations_are_looked_into_on_every_python_that_is_here() -> None:
         seen.add(done.stdout.strip())
     if "3.10" not in seen:
         pytest.skip(f"no Python 3.10 here, only {sorted(seen)}")
+
+
+def test_without_sources_a_loaded_module_tells_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UpstreamShape, "points", ())
+    assert SHAPES[0].dsa != SHAPES[-1].dsa
+    for shape in (SHAPES[0], SHAPES[-1]):
+        assert inspect_engine(None, {shape.dsa: ModuleType(shape.dsa)}).shape.dsa == shape.dsa
