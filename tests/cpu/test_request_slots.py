@@ -369,6 +369,10 @@ def test_seed_without_a_slot_writes_nothing() -> None:
     assert (slots.indices == -1).all()
 
 
+DEVICE = "wanted a torch.device or the name of one"
+HASHABLE = r"wanted hashable ids, such as those of tolist\(\)"
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [
@@ -378,10 +382,7 @@ def test_seed_without_a_slot_writes_nothing() -> None:
         (lambda p: p.set_rows(["a"], pad_rows=-1), "pad_rows: wanted at least 0, got -1"),
         (lambda p: p.set_rows(["a"], next_n="1"), "next_n: wanted an integer, got '1'"),
         (lambda p: p.set_rows(["a"], pad_rows=0.5), "pad_rows: wanted an integer, got 0.5"),
-        (
-            lambda p: p.seed(0, "a", torch.zeros(1, 3, dtype=torch.int32)),
-            r"row_indices: wanted shape \[any\], got \[1, 3\]",
-        ),
+        (lambda p: p.seed(0, "a", torch.arange(3)[None]), r"row_indices: wanted shape \[any\], got \[1, 3\]"),
         (lambda p: p.seed(0, "a", [1]), "row_indices: wanted a Tensor, got list"),
         (lambda p: p.seed(0, "a", torch.zeros(3)), "row_indices: wanted an integer dtype, got float32"),
         (lambda p: p.seed(1, "a", torch.arange(3)), "layer: wanted 0 to 0, got 1"),
@@ -397,14 +398,8 @@ def test_seed_without_a_slot_writes_nothing() -> None:
         (lambda p: RequestSlots(1, 2**70, 1), f"num_slots: wanted 1 to 67108864, got {2**70}"),
         (lambda p: RequestSlots(1, 1, 2**21 + 1), "k: wanted 1 to 2097152, got 2097153"),
         (lambda p: RequestSlots(1, True, 1), "num_slots: wanted an integer, got True"),
-        (
-            lambda p: RequestSlots(1, 1, 1, device="nope"),
-            "device: wanted a torch.device or the name of one, got 'nope'",
-        ),
-        (
-            lambda p: RequestSlots(1, 1, 1, device=None),
-            "device: wanted a torch.device or the name of one, got None",
-        ),
+        (lambda p: RequestSlots(1, 1, 1, device="nope"), f"device: {DEVICE}, got 'nope'"),
+        (lambda p: RequestSlots(1, 1, 1, device=None), f"device: {DEVICE}, got None"),
         (lambda p: p.layer([0]), r"index: wanted an integer, got \[0\]"),
         (lambda p: p.set_rows(None), "request_ids: wanted a sequence of ids, got NoneType"),
         (lambda p: p.set_rows(5), "request_ids: wanted a sequence of ids, got int"),
@@ -429,14 +424,8 @@ def test_seed_without_a_slot_writes_nothing() -> None:
         (lambda p: p.retain(torch.tensor(1)), "request_ids: wanted a sequence of ids, got Tensor"),
         (lambda p: p.retain(None), "request_ids: wanted a sequence of ids, got NoneType"),
         (lambda p: p.retain([["a"]]), "request_ids: wanted hashable ids, got list"),
-        (
-            lambda p: p.set_rows(list(torch.tensor([1, 2]))),
-            r"request_ids: wanted hashable ids, such as those of tolist\(\), got Tensor",
-        ),
-        (
-            lambda p: p.admit(torch.tensor(1)),
-            r"request_id: wanted hashable ids, such as those of tolist\(\), got Tensor",
-        ),
+        (lambda p: p.set_rows(list(torch.tensor([1, 2]))), f"request_ids: {HASHABLE}, got Tensor"),
+        (lambda p: p.admit(torch.tensor(1)), f"request_id: {HASHABLE}, got Tensor"),
         (lambda p: p.admit([1]), "request_id: wanted hashable ids, got list"),
         (lambda p: p.release([]), "request_id: wanted hashable ids, got list"),
         (lambda p: p.slot_of({}), "request_id: wanted hashable ids, got dict"),

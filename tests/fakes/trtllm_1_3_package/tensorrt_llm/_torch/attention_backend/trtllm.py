@@ -1,3 +1,0 @@
-from fake_base import TrtllmAttentionMetadata
-
-__all__ = ["TrtllmAttentionMetadata"]
