@@ -27,6 +27,7 @@ VERSION = "0.5.23"
 K = 16
 PAGE = 8
 WIDTH = 96
+ASKED = "GVR_TOPK_SGLANG"
 TREES = ("sglang_dsa", "sglang_nsa")
 DISPATCH = {
     "sglang_dsa": "sglang.srt.layers.attention.dsa.dsa_topk_backend",
@@ -244,10 +245,10 @@ def test_holes_and_short_tables(newer_serving: SGLang) -> None:
     assert torch.equal(narrow.topk_transform(score, K), expected)
 
 
-def test_no_rows(sglang: SGLang) -> None:
-    sglang.load()
-    metadata = sglang.metadata("PAGED", lengths_of([]), fuse=False)
-    assert metadata.topk_transform(torch.empty(0, WIDTH), K).shape == (0, K)
+def test_no_rows(serving: SGLang) -> None:
+    none, score = lengths_of([]), torch.empty(0, WIDTH)
+    assert serving.metadata("PAGED", none, fuse=False).topk_transform(score, K).shape == (0, K)
+    assert serving.metadata("RAGGED", none, offsets=none).topk_transform(score, K, ks=none).shape == (0, K)
 
 
 def windows() -> tuple[Tensor, Tensor, Tensor]:
@@ -338,13 +339,6 @@ def test_rows_behind_the_last_request_are_empty(serving: SGLang) -> None:
     expected = slots_of(sorted_topk(score, lengths, K), table[[0, 0, 2, 2, 0]], 1)
     expected[4] = -1
     assert torch.equal(got, expected)
-
-
-def test_no_prompt_rows(sglang: SGLang) -> None:
-    sglang.load()
-    none = lengths_of([])
-    metadata = sglang.metadata("RAGGED", none, offsets=none)
-    assert metadata.topk_transform(torch.empty(0, WIDTH), K, ks=none).shape == (0, K)
 
 
 class TestLeftToSGLang:
@@ -638,27 +632,15 @@ class TestRegistration:
         newer = ["topk_transform_512_v2", "topk_transform_ragged_v2"]
         assert lacking == ([] if sglang.tree == "sglang_dsa" else newer)
 
-    @pytest.mark.parametrize("value", ["1", "true"])
-    def test_disabled(self, sglang: SGLang, lines: Any, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-        monkeypatch.setenv("GVR_TOPK_DISABLE", value)
-        sglang.load()
-        assert not HookRegistry._hooks
-        sglang.kernel.fast_topk_v2(scores(1), lengths_of([WIDTH]), K)
-        assert CALLS["fast_topk_v2"] == 1
-        assert lines() == ["off: GVR_TOPK_DISABLE is set"]
-
     @pytest.mark.parametrize(
-        ("value", "version", "line"),
+        ("variables", "version", "line"),
         [
-            (None, VERSION, "off: GVR_TOPK_SGLANG=1 is not set"),
-            ("0", VERSION, "off: GVR_TOPK_SGLANG=0"),
-            ("on", VERSION, "refused: GVR_TOPK_SGLANG: wanted 0, 1 or force, got 'on'. SGLang serves with"),
-            (
-                "1",
-                "0.6.0",
-                "refused: wanted SGLang 0.5, got 0.6.0; GVR_TOPK_SGLANG=force tries it all the same.",
-            ),
-            ("force", "0.6.0", ""),
+            ({}, VERSION, "off: GVR_TOPK_SGLANG=1 is not set"),
+            ({ASKED: "0"}, VERSION, "off: GVR_TOPK_SGLANG=0"),
+            ({ASKED: "on"}, VERSION, f"refused: {ASKED}: wanted 0, 1 or force, got 'on'. SGLang serves with"),
+            ({ASKED: "1"}, "0.6.0", f"refused: wanted SGLang 0.5, got 0.6.0; {ASKED}=force tries it all the"),
+            ({ASKED: "1", "GVR_TOPK_DISABLE": "true"}, VERSION, "off: GVR_TOPK_DISABLE is set"),
+            ({ASKED: "force"}, "0.6.0", ""),
         ],
     )
     def test_asked_for_and_known(
@@ -666,18 +648,22 @@ class TestRegistration:
         sglang: SGLang,
         lines: Any,
         monkeypatch: pytest.MonkeyPatch,
-        value: str | None,
+        variables: dict[str, str],
         version: str,
         line: str,
     ) -> None:
         """It is off unless it is asked for, because it has not run inside SGLang."""
-        monkeypatch.delenv("GVR_TOPK_SGLANG")
-        if value is not None:
-            monkeypatch.setenv("GVR_TOPK_SGLANG", value)
+        monkeypatch.delenv(ASKED)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
         monkeypatch.setattr(Engine, "version", lambda engine: version)
         sglang.load()
-        assert bool(HookRegistry._hooks) == (value == "force")
-        assert not line or (len(lines()) == 1 and line in lines()[0])
+        sglang.kernel.fast_topk_v2(scores(1), lengths_of([WIDTH]), K)
+        if line:
+            assert not HookRegistry._hooks and CALLS == {"fast_topk_v2": 1}
+            assert len(lines()) == 1 and line in lines()[0]
+        else:
+            assert HookRegistry._hooks and not CALLS
 
     def test_missing_function(self, sglang: SGLang, lines: Any) -> None:
         del sglang.kernel.fast_topk_transform_fused
@@ -688,20 +674,19 @@ class TestRegistration:
         assert not CALLS
 
     def test_changed_signature(self, sglang: SGLang, lines: Any) -> None:
+        """Another one, or none that could be read."""
+
         def changed(score: Any, lengths: Any, topk: int, row_starts: Any = None, sinks: int = 0) -> str:
             return "theirs"
 
         sglang.kernel.fast_topk_v2 = changed  # type: ignore[attr-defined]
+        sglang.kernel.fast_topk_transform_fused = type  # type: ignore[attr-defined]
         sglang.load()
         assert sglang.kernel.fast_topk_v2(None, None, K) == "theirs"
-        said = [line for line in lines() if line.startswith("fast_topk_v2 not hooked")]
+        one, none = [line for line in lines() if line.startswith("fast_topk") and "not hooked" in line]
         known, found = "score, lengths, topk, row_starts", "score, lengths, topk, row_starts, sinks"
-        assert said == [f"fast_topk_v2 not hooked: sgl_kernel.fast_topk_v2: wanted ({known}), got ({found})"]
-
-    def test_function_without_a_signature(self, sglang: SGLang, lines: Any) -> None:
-        sglang.kernel.fast_topk_v2 = type  # type: ignore[attr-defined]
-        sglang.load()
-        assert sum(line.startswith("fast_topk_v2 not hooked") for line in lines()) == 1
+        assert one == f"fast_topk_v2 not hooked: sgl_kernel.fast_topk_v2: wanted ({known}), got ({found})"
+        assert none.startswith("fast_topk_transform_fused not hooked: no signature found")
 
     def test_module_that_fails_to_import(self, newer: SGLang, lines: Any, tmp_path: Path) -> None:
         """The indexer's module is not loaded before the plugin, and may need what is not there."""
