@@ -82,18 +82,23 @@ def run(dsa, steps=100, next_n=1, seed=0, graphs=True, phases=False, **engine_op
     return engine, seen
 
 
-@pytest.mark.parametrize("next_n", [1, 2, 3, 4])
-def test_same_sets_with_and_without(shape, monkeypatch, next_n):
+def both_ways(monkeypatch, options=(), **schedule):
+    """The engine with the hook, and how many rows it selected as the oracle and the engine without it do."""
     dsa = load_dsa()
     theirs_compared = check_decode_rows(in_order=False)
-    _, plain = run(dsa, next_n=next_n, seed=next_n)
-    hooked(monkeypatch)
+    _, plain = run(dsa, **schedule)
+    assert hooked(monkeypatch, **dict(options)) is dsa
     ours_compared = check_decode_rows(in_order=True)
-    _, chosen = run(load_dsa(), next_n=next_n, seed=next_n)
-    assert ours_compared == theirs_compared and sum(ours_compared) > 300
-    assert len(chosen) == len(plain) > 150
-    for ours, theirs in zip(chosen, plain, strict=True):
-        assert torch.equal(ours, theirs)
+    engine, chosen = run(dsa, **schedule)
+    assert ours_compared == theirs_compared
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(chosen, plain, strict=True))
+    return engine, sum(ours_compared)
+
+
+@pytest.mark.parametrize("next_n", [1, 2, 3, 4])
+def test_same_sets_with_and_without(shape, monkeypatch, next_n):
+    _, rows = both_ways(monkeypatch, next_n=next_n, seed=next_n)
+    assert rows > 300
     counted = integration.counters()
     assert counted.calls["gvr_topk", "hint"] > 100
     assert not any(path == "original" for path, _ in counted.calls), counted.calls
@@ -102,37 +107,23 @@ def test_same_sets_with_and_without(shape, monkeypatch, next_n):
 
 def test_same_sets_with_the_top_k_of_1_4(monkeypatch):
     with fake_package(SHAPES[-1], newest=True):
-        _, plain = run(load_dsa(), next_n=2, seed=9)
-        dsa = hooked(monkeypatch)
-        compared = check_decode_rows(in_order=True)
-        _, chosen = run(dsa, next_n=2, seed=9)
-        assert sys.modules["tensorrt_llm._torch.modules.top_k"].TopK.__name__ == "TopK14"
-        assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True)) and sum(compared) > 300
+        _, rows = both_ways(monkeypatch, next_n=2, seed=9)
+        assert sys.modules["tensorrt_llm._torch.modules.top_k"].TopK.__name__ == "TopK14" and rows > 300
         assert {path for path, _ in integration.counters().calls} == {"gvr_topk"}
 
 
 @pytest.mark.parametrize("shape", BY_PHASE)
 def test_same_sets_phase_by_phase(monkeypatch, shape):
     with fake_package(shape):
-        _, plain = run(load_dsa(), seed=7, phases=True)
-        hooked(monkeypatch, keep_positions=True)
-        compared = check_decode_rows(in_order=True)
-        _, chosen = run(load_dsa(), seed=7, phases=True)
-        assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
-        assert sum(compared) > 300
-        assert integration.counters().requests["seeded"] > 5
+        _, rows = both_ways(monkeypatch, {"keep_positions": True}, seed=7, phases=True)
+        assert rows > 300 and integration.counters().requests["seeded"] > 5
         assert not any(path == "original" for path, _ in integration.counters().calls)
 
 
 @pytest.mark.parametrize("options", [{"keep_positions": True}, {"stats": True}])
 def test_same_sets_with_positions(shape, monkeypatch, options):
-    _, plain = run(load_dsa(), steps=60, next_n=2, seed=5)
-    hooked(monkeypatch, **options)
-    compared = check_decode_rows(in_order=True)
-    engine, chosen = run(load_dsa(), steps=60, next_n=2, seed=5)
-    assert sum(compared) > 100
-    assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
-    assert state_of(engine).requests.indices is not None
+    engine, rows = both_ways(monkeypatch, options, steps=60, next_n=2, seed=5)
+    assert rows > 100 and state_of(engine).requests.indices is not None
 
 
 def test_the_state_follows_its_request_when_rows_move(shape, monkeypatch):
