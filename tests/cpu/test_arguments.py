@@ -96,8 +96,9 @@ def test_a_valid_call_is_accepted_whether_it_runs_or_is_traced(what: str) -> Non
     ("op", "name"),
     [
         *itertools.product(["decode"], ["seq_lens", "out", "state"]),
-        *itertools.product(
-            ["prefill"], ["row_starts", "row_ends", "offsets", "page_table", "slots", "stats"]
+        *(
+            ("prefill", name)
+            for name in ("row_starts", "row_ends", "offsets", "page_table", "slots", "stats")
         ),
         *itertools.product(["blocks", "in_blocks"], ["seq_lens", "out", "blocks"]),
     ],
@@ -137,10 +138,7 @@ def test_a_state_is_a_topk_state(value: Any) -> None:
 @pytest.mark.parametrize("path", ["fast", "gvr", "radix", "AUTO", None, 1, []])
 @pytest.mark.parametrize(
     ("op", "names"),
-    [
-        (decode, "'auto', 'paper_gvr', 'no_hint', 'radix_rounds'"),
-        (prefill, "'auto', 'radix_rounds'"),
-    ],
+    [(decode, "'auto', 'paper_gvr', 'no_hint', 'radix_rounds'"), (prefill, "'auto', 'radix_rounds'")],
 )
 def test_unknown_paths(op: Op, names: str, path: Any) -> None:
     refused(op, re.escape(f"path: wanted one of {names}, got {path!r}"), path=path)
@@ -358,10 +356,7 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
         lambda: torch.quantize_per_tensor(torch.randn(ROWS, WIDTH), 0.1, 0, torch.quint8),
         "a tensor that is not quantized, got quint8",
     ),
-    (
-        lambda: torch.randn(1, 4).expand(MAX_ROWS + 1, 4),
-        f"at most {MAX_ROWS} rows, got {MAX_ROWS + 1}",
-    ),
+    (lambda: torch.randn(1, 4).expand(MAX_ROWS + 1, 4), f"at most {MAX_ROWS} rows, got {MAX_ROWS + 1}"),
 ]
 
 

@@ -40,11 +40,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
         "-Wextra",
         "-Werror",
     ]
-    command += [
-        "-DTORCH_TARGET_VERSION=0x0209000000000000ULL",
-        f"-I{ROOT}/cpp/include",
-        f"-I{ROOT}/cpp/torch",
-    ]
+    command += ["-DTORCH_TARGET_VERSION=0x0209000000000000ULL"]
+    command += [f"-I{ROOT}/cpp/include", f"-I{ROOT}/cpp/torch"]
     command += ["-isystem", f"{torch_root}/include", f"{ROOT}/tests/cpp/compiled_checks.cpp"]
     command += ["-o", str(library), f"-L{torch_root}/lib", "-ltorch_cpu", "-ltorch"]
     built = subprocess.run(command, capture_output=True, text=True, check=False)

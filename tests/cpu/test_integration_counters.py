@@ -190,12 +190,8 @@ def test_metrics_files_go_with_their_process(tmp_path, start):
 def test_nothing_is_measured_without_a_device():
     snapshot = counters_module.Counters().snapshot()
     assert snapshot.measured == counters_module.Measured(None, 0, 0, 0)
-    assert snapshot.as_dict()["measured"] == {
-        "hit_ratio": None,
-        "hinted": 0,
-        "guess_rows": 0,
-        "guess_misses": 0,
-    }
+    measured = {"hit_ratio": None, "hinted": 0, "guess_rows": 0, "guess_misses": 0}
+    assert snapshot.as_dict()["measured"] == measured
 
 
 def test_an_unwritable_metrics_directory_does_not_stop_the_hook(engine, monkeypatch, tmp_path):
