@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -82,6 +83,23 @@ class Campaign:
     @property
     def results(self) -> dict[str, Any]:
         return json.loads((self.out / "results.json").read_text())
+
+
+def gone(pid: int) -> bool:
+    """Whether the process ends within a few seconds (a zombie counts as ended)."""
+    for _ in range(500):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def free_port() -> int:
+    with serving() as server:
+        return int(server.server_address[1])
 
 
 def make_server(port: int = 0, status: int = 200) -> ThreadingHTTPServer:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from eval_fakes import HOOK_LINE, Campaign, Ended, run_verb, write_program
+from eval_fakes import HOOK_LINE, Campaign, Ended, gone, run_verb, write_program
 
 from eval.__main__ import main
 from eval.campaigns.accuracy_regression import MARGIN_FLOOR, PAPER, exit_status, report
@@ -215,18 +215,6 @@ time.sleep(300)
 """A trtllm-eval that starts a worker and never ends."""
 
 
-def _gone(pid: int) -> bool:
-    """Whether the process ends within a few seconds (a zombie counts as ended)."""
-    for _ in range(500):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.02)
-    return False
-
-
 class Script:
     """The script in a process of its own, forked so that it need not import everything again."""
 
@@ -273,7 +261,7 @@ def test_no_signal_leaves_the_engine_running(bench: Bench, number: int, status: 
     pids = [int(word) for word in _wait_for(bench.state / "pids").split()]
     got, output = script.end(number)
     assert got == status, output
-    assert all(_gone(pid) for pid in pids)
+    assert all(gone(pid) for pid in pids)
     # Nothing holds the lock any more, and the run is not taken for done.
     bench.scores(gsm8k=SAME)
     bench.write_tool(FAKE)

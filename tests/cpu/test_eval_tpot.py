@@ -15,6 +15,7 @@ from eval_fakes import (
     Campaign,
     Ended,
     address,
+    free_port,
     run_record,
     run_verb,
     serving,
@@ -168,8 +169,7 @@ def test_bench_from_start_to_end(bench: Bench) -> None:
 
 
 def test_serve_starts_a_server_for_each_repetition(bench: Bench) -> None:
-    with serving() as free:
-        port = str(free.server_address[1])
+    port = str(free_port())
     options = (
         "--via",
         "serve",
@@ -246,8 +246,7 @@ def test_vllm_commands_differ_in_one_variable(bench: Bench) -> None:
 
 
 def test_vllm_serves_from_start_to_end(bench: Bench) -> None:
-    with serving() as free:
-        port = str(free.server_address[1])
+    port = str(free_port())
     result = bench.run(*VLLM, "--repetitions", "2", "--port", port, prompts=TEXT)
     assert result.exit_code == 0, result.output
     (row,) = bench.results["decisions"]
@@ -261,8 +260,7 @@ def test_vllm_serves_from_start_to_end(bench: Bench) -> None:
 
 
 def test_vllm_whose_plugin_does_not_load_has_no_figures(bench: Bench, tmp_path: Path) -> None:
-    with serving() as free:
-        port = str(free.server_address[1])
+    port = str(free_port())
     fakes = Path(__file__).with_name("eval_fakes.py")
     write_program(
         tmp_path / "bin",
@@ -316,8 +314,7 @@ def test_logs_of_running_servers_are_the_evidence(
 
 
 def test_serve_failure_shows_the_servers_log_too(bench: Bench, tmp_path: Path) -> None:
-    with serving() as free:
-        port = str(free.server_address[1])
+    port = str(free_port())
     fakes = Path(__file__).with_name("eval_fakes.py")
     write_program(
         tmp_path / "bin",
