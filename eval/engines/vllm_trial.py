@@ -93,21 +93,17 @@ NO_SPLIT_K = {
 """Leaves cuBLAS no room to split sums, as vLLM's batch-invariant mode does on Hopper."""
 
 
-def missing() -> list[str]:
-    """What this machine lacks for a trial."""
+def missing(shapes: str) -> list[str]:
+    """What this machine lacks for a trial of these shapes."""
     lacks = []
     if importlib.util.find_spec("vllm") is None:
         lacks.append("wanted the package vllm 0.33, got none: pip install 'gvr-topk[vllm]'")
     if not torch.cuda.is_available():
         lacks.append(no_gpu())
-    return lacks
-
-
-def missing_for(shapes: str) -> list[str]:
-    """What a trial of these shapes needs besides."""
     names = V4_MODULES if shapes == V4 else {}
-    lacks = [package for module, package in names.items() if importlib.util.find_spec(module) is None]
-    return [f"wanted what vLLM's {SHAPES[V4]} imports, got no {', '.join(lacks)}"] if lacks else []
+    if absent := [package for module, package in names.items() if importlib.util.find_spec(module) is None]:
+        lacks.append(f"wanted what vLLM's {SHAPES[V4]} imports, got no {', '.join(absent)}")
+    return lacks
 
 
 def plan(options: SimpleNamespace) -> list[Specification]:
@@ -254,8 +250,7 @@ def main(
 ) -> int:
     """Run every engine and report."""
     options = parse(locals())
-    lacks = missing() + missing_for(options.model_shapes)
-    if lacks:
+    if lacks := missing(options.model_shapes):
         print(f"vllm-trial: {'; '.join(lacks)}", file=sys.stderr)
         return WRONG_USE
     require_writable(out)
