@@ -30,8 +30,8 @@ EMIT_TILE = """
 .L_x_158:
         /*a400*/                   BSYNC B0 ;
 .L_x_157:
-	//## File "/crt/sm_80_rt.hpp", line 103 inlined at "/cpp/kernels/cluster/output_offset.cuh", line 54
-	//## File "/cpp/kernels/cluster/output_offset.cuh", line 54
+	//## File "/crt/sm_80_rt.hpp", line 103 inlined at "/cpp/kernels/cluster/select.cuh", line 54
+	//## File "/cpp/kernels/cluster/select.cuh", line 54
         /*a480*/                   REDUX.SUM UR5, R0 ;
         /*a490*/                   EXIT ;
 """
@@ -47,7 +47,7 @@ def findings(text: str) -> list[tuple[str, str, bool]]:
 
 class TestMachineCode:
     def test_the_place_that_failed_is_found(self) -> None:
-        place = ("resident/kernel.cuh:175", "cluster/output_offset.cuh:54")
+        place = ("resident/kernel.cuh:175", "cluster/select.cuh:54")
         assert findings(EMIT_TILE) == [(*place, False), (*place, True)]
         (function,) = sass.parse(EMIT_TILE.splitlines())
         assert any(one.spans_barrier for one in sass.unexplained(sass.unguarded(function)))

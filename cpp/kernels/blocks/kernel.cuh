@@ -19,7 +19,6 @@
 #pragma once
 
 #include "blocks/block_tile.cuh"
-#include "blocks/config.cuh"
 #include "cluster/row_job.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/warp.cuh"

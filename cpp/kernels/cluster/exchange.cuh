@@ -2,7 +2,7 @@
 // and each CTA can then finish alone.
 #pragma once
 
-#include "cluster/counts.cuh"
+#include "cluster/messages.cuh"
 #include "cluster/row_context.cuh"
 #include "core/row_report.cuh"
 #include "ptx/barrier.cuh"

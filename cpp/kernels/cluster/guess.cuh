@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cluster/counts.cuh"
+#include "cluster/messages.cuh"
 #include "cluster/predictor.cuh"
 #include "cluster/row_context.cuh"
 #include "cluster/sample.cuh"

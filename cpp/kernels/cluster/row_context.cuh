@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cluster/inbox.cuh"
+#include "cluster/messages.cuh"
 #include "cluster/smem_layout.cuh"
 #include "core/config.cuh"
 #include "core/launch_traits.cuh"

@@ -4,8 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cluster/counts.cuh"
-#include "cluster/inbox.cuh"
+#include "cluster/messages.cuh"
 #include "cluster/step_state.cuh"
 #include "core/config.cuh"
 #include "core/histogram.cuh"
@@ -23,7 +22,7 @@ struct alignas(8) Candidate {
 };
 
 // Shared memory of a CTA. There are three kinds of regions. Regions of different kinds do not overlay each
-// other, except for `landing` and `hist`. Other CTAs write only `Inbox` and `KeyList` (cluster/inbox.cuh):
+// other, except for `landing` and `hist`. Other CTAs write only `Inbox` and `KeyList` (cluster/messages.cuh):
 //
 // - Own regions are written by threads of this CTA. They are read behind a block barrier, or by the same warp
 //   behind __syncwarp. The comments on the regions of a union name the phase that uses each region, and a
@@ -57,7 +56,7 @@ struct alignas(128) Shared {
   uint64_t counts_barrier;             // transaction barrier of `header` and of the key list
   uint64_t sample_barrier;             // transaction barrier of `received`
   uint32_t warp_value[3][kWarps];
-  // Packed counts (cluster/output_offset.cuh) of selected elements: first of the keys that earlier CTAs have
+  // Packed counts (cluster/select.cuh) of selected elements: first of the keys that earlier CTAs have
   // listed, as each warp counts them, then of each warp's own elements.
   uint32_t selected[2][kWarps];
   union {
@@ -121,9 +120,9 @@ static_assert(kMaxBufferChunks * kChunk <= kMaxCounted);
 // - shared memory has room for everything;
 // - rings start at a multiple of 128 bytes;
 // - each CTA's segment of the list has room for a histogram, and is sent in whole vectors;
-// - counts fit in 16 bits (cluster/output_offset.cuh);
+// - counts fit in 16 bits (cluster/select.cuh);
 // - the candidate buffer has room for the second probes of a sample and for all probes of a sample that is
-//   taken again (cluster/moments.cuh). Later it has room for what may be selected and for a wide interval,
+//   taken again (cluster/predictor.cuh). Later it has room for what may be selected and for a wide interval,
 //   even if the last chunk of every warp is all but empty.
 inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
   const Plan plan = make_plan(PlanInput{1, width, k, Dtype::kFloat32, Path::kAuto, 132, arch, ctas});

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cluster/exchange.cuh"
-#include "cluster/output_offset.cuh"
 #include "cluster/select.cuh"
 #include "core/key_range.cuh"
 #include "core/output_writer.cuh"

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cluster/exchange.cuh"
-#include "cluster/output_offset.cuh"
 #include "cluster/predictor.cuh"
 #include "cluster/row_job.cuh"
 #include "cluster/select.cuh"
