@@ -64,7 +64,7 @@ GVR_DEVICE void send_and_wait(const RowContext<T>& ctx, const KeyInterval& inter
   }
 }
 
-// Sums up all headers. All CTAs have the same headers, and so the same result, except for `above_before`.
+// Sums up all headers.
 template <typename T>
 GVR_DEVICE CountResult read_headers(const RowContext<T>& ctx, const KeyInterval& interval) {
   const Shared& smem = *ctx.shared;

@@ -1,4 +1,5 @@
-// The optional statistics of a row, and stamps of the SM clock at phase boundaries.
+// The optional statistics of a row, and stamps of the SM clock at phase boundaries, which are compiled in by
+// GVR_PHASE_TIMING only (paper, appendix H).
 #pragma once
 
 #include <cstdint>

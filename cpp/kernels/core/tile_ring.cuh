@@ -126,6 +126,9 @@ struct TileRing {
   }
 };
 
+// Streams each warp's part of a row through the warp's ring. A part is whole tiles, and parts follow each
+// other, so that (warp, tile, lane, index in the lane) is index order.
+//
 // The first part starts at the 16-byte boundary before the row. The elements between that boundary and the
 // row belong to the same allocation, and are fetched but not visited.
 template <typename T, int kBlockWarps, int kDepth>

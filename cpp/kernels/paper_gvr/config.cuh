@@ -1,8 +1,8 @@
 // Sizes of the paper's kernel, its shared memory, and what its phases know of a row.
 #pragma once
 
+#include "cluster/key_of_rank.cuh"
 #include "core/tile_ring.cuh"
-#include "paper_gvr/key_of_rank.cuh"
 #include "small_row/partition.cuh"
 
 namespace gvr_topk::paper_gvr {

@@ -10,8 +10,7 @@
 
 namespace gvr_topk::small_row {
 
-// The window is packed into one negative float; z-scores and hint shares are not negative. The exponent is
-// that of the window's radius, a power of two; the mantissa is the centre in 64ths of the radius.
+// The window is packed into one negative float (`is_window`); z-scores and hint shares are not negative.
 template <int kBins>
 struct ValueWindow {
   static constexpr int kUnits = kWindowUnits, kMostCentre = 1 << 22;

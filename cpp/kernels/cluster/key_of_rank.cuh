@@ -1,5 +1,6 @@
-// Reductions of one number per thread over a block, and the search for a key by its rank among keys that the
-// block's threads hold wherever they like: in registers, in shared memory, or in the row.
+// Reductions of one number per thread over a block, which take two block barriers each, and the search for a
+// key by its rank among keys that the block's threads hold wherever they like: in registers, in shared
+// memory, or in the row.
 #pragma once
 
 #include "cluster/row_context.cuh"
@@ -9,7 +10,7 @@
 #include "core/lane_ranks.cuh"
 #include "ptx/warp.cuh"
 
-namespace gvr_topk::paper_gvr {
+namespace gvr_topk {
 
 // A sum over the block, and over its earlier warps.
 struct BlockSum {
@@ -109,4 +110,4 @@ GVR_DEVICE KeyOfRank key_in_range(const Context& ctx, Bins& bins, uint32_t botto
   }
 }
 
-}  // namespace gvr_topk::paper_gvr
+}  // namespace gvr_topk
