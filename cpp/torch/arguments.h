@@ -1,6 +1,6 @@
-// The arguments of the ops and their checks, as gvr_topk/arguments.py has them for other devices. Nothing
-// here needs CUDA, so that a test compiles the checks on any machine and compares what they say with
-// Python's.
+// The checks of the ops' arguments, as gvr_topk/arguments.py has them for other devices. The arguments
+// themselves, and the check of their memory, are generated from that file (op_arguments.h). Nothing here
+// needs CUDA, so that a test compiles the checks on any machine and compares what they say with Python's.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include "gvr_topk/params.h"
 #include "gvr_topk/policy.h"
 #include "memory.h"
+#include "op_arguments.h"
 
 namespace gvr_topk {
 
@@ -105,31 +106,6 @@ inline void check_states(const Tensor& states, const char* name) {
 
 // ---------------------------------------------------------------- decode
 
-// The arguments of one call, in the order of the schema. The last ones may be left out.
-struct DecodeArguments {
-  Tensor logits;
-  Tensor seq_lens;
-  Tensor out;
-  int64_t k;
-  OptionalTensor row_slot;
-  OptionalTensor state;
-  int64_t next_n;
-  int64_t compress_ratio;
-  int64_t flags;
-  OptionalTensor page_table = std::nullopt;
-  int64_t page_size = 0;
-  OptionalTensor slots = std::nullopt;
-  OptionalTensor indices = std::nullopt;
-  OptionalTensor next_state = std::nullopt;
-  OptionalTensor counts = std::nullopt;
-  OptionalTensor stats = std::nullopt;
-  int64_t hint_offset = 0;
-  int64_t path = 0;
-  int64_t max_ctas = 0;
-  int64_t ctas_per_row = 0;
-  OptionalTensor phase_clocks = std::nullopt;
-};
-
 inline void check_state(const DecodeArguments& a, int64_t requests) {
   if (a.row_slot) {
     check(a.state.has_value(), "row_slot: wanted a state beside it, got None");
@@ -206,58 +182,10 @@ inline void check_arguments(const DecodeArguments& a) {
         static_cast<int64_t>(Path::kRadixRounds), ", got ", a.path);
   check_flags(a.flags, kFlagPdl | kFlagQuantileGuess | kFlagClampPages | kFlagDropMasked);
   check_plan(a, plan_input(a));
-  MemoryCheck memory;
-  memory.reads("logits", a.logits, element_bytes(dtype_of(a.logits)));
-  memory.reads("seq_lens", a.seq_lens);
-  memory.reads("row_slot", a.row_slot);
-  memory.reads("page_table", a.page_table);
-  memory.writes("out", a.out, a.k);
-  memory.writes("state", a.state);
-  memory.writes("slots", a.slots, a.k);
-  memory.writes("state.indices", a.indices);
-  memory.writes("next_state", a.next_state);
-  memory.writes("counts", a.counts);
-  memory.writes("stats", a.stats);
-  memory.writes("phase_clocks", a.phase_clocks, kAny, sizeof(int64_t));
+  check_memory(a);
 }
 
 // ---------------------------------------------------------------- prefill
-
-// The arguments of one call, in the order of the schema.
-struct PrefillArguments {
-  Tensor logits;
-  Tensor row_starts;
-  Tensor row_ends;
-  Tensor out;
-  int64_t k;
-  OptionalTensor row_request;
-  OptionalTensor offsets;
-  OptionalTensor counts;
-  OptionalTensor page_table;
-  OptionalTensor slots;
-  OptionalTensor stats;
-  int64_t page_size;
-  int64_t path;
-  int64_t flags;
-};
-
-// The arguments of one call on a slice of the rows, in the order of the schema.
-struct PrefillSliceArguments {
-  Tensor logits;
-  Tensor row_starts;
-  Tensor row_ends;
-  Tensor carry;
-  int64_t k;
-  int64_t column;
-  OptionalTensor out;
-  OptionalTensor row_request;
-  OptionalTensor offsets;
-  OptionalTensor counts;
-  OptionalTensor page_table;
-  OptionalTensor slots;
-  int64_t page_size;
-  int64_t flags;
-};
 
 // The number of requests of a call of the prefill op. The page table and the offsets have one row for each.
 template <typename Arguments>
@@ -268,7 +196,7 @@ int64_t requests_of(const Arguments& a) {
 
 // Checks scores, windows and tables, and the tensors for results beside the statistics.
 template <typename Arguments>
-void check_windows(const Arguments& a, const OptionalTensor& out, MemoryCheck& memory) {
+void check_windows(const Arguments& a, const OptionalTensor& out) {
   check_scores(a.logits, a.k);
   const int64_t rows = a.logits.size(0);
   check_tensor(a.row_starts, "row_starts", a.logits, ScalarType::Int, {rows});
@@ -287,33 +215,22 @@ void check_windows(const Arguments& a, const OptionalTensor& out, MemoryCheck& m
     if (a.page_table) requests = a.page_table->size(0);
     check_tensor(*a.offsets, "offsets", a.logits, ScalarType::Int, {requests});
   }
-  memory.reads("logits", a.logits, element_bytes(dtype_of(a.logits)));
-  memory.reads("row_starts", a.row_starts);
-  memory.reads("row_ends", a.row_ends);
-  memory.reads("row_request", a.row_request);
-  memory.reads("offsets", a.offsets);
-  memory.reads("page_table", a.page_table);
 }
 
 // Refuses arguments with undefined effect on the device.
 inline void check_arguments(const PrefillArguments& a) {
-  MemoryCheck memory;
-  check_windows(a, a.out, memory);
+  check_windows(a, a.out);
   check_counts_and_stats(a.counts, a.stats, a.logits);
   const auto wanted = {static_cast<int64_t>(Path::kAuto), static_cast<int64_t>(Path::kRadixRounds)};
   check(std::count(wanted.begin(), wanted.end(), a.path) == 1, "path: wanted ", *wanted.begin(), " or ",
         *(wanted.end() - 1), ", got ", a.path);
   check_flags(a.flags, kFlagPdl | kFlagStreams);
-  memory.writes("out", a.out, a.k);
-  memory.writes("counts", a.counts);
-  memory.writes("slots", a.slots, a.k);
-  memory.writes("stats", a.stats);
+  check_memory(a);
 }
 
 // Refuses arguments with undefined effect on the device, in a call on a slice.
 inline void check_arguments(const PrefillSliceArguments& a) {
-  MemoryCheck memory;
-  check_windows(a, a.out, memory);
+  check_windows(a, a.out);
   check_counts_and_stats(a.counts, std::nullopt, a.logits);
   check(a.out || !a.offsets, "offsets: wanted an out beside it, got None");
   check(a.out || !a.counts, "counts: wanted an out beside it, got None");
@@ -325,28 +242,13 @@ inline void check_arguments(const PrefillSliceArguments& a) {
   check(a.column >= 0 && a.column <= last, "column: wanted 0 to ", last, " for ", a.logits.size(1),
         " columns, got ", a.column);
   check_flags(a.flags, kFlagPdl);
-  memory.writes("carry", a.carry, kAny, sizeof(int64_t));
-  memory.writes("out", a.out, a.k);
-  memory.writes("counts", a.counts);
-  memory.writes("slots", a.slots, a.k);
+  check_memory(a);
 }
 
 // ---------------------------------------------------------------- blocks
 
-// The arguments that both block ops have.
-struct BlocksArguments {
-  Tensor logits;
-  Tensor seq_lens;
-  Tensor out;
-  Tensor blocks;
-  int64_t k;
-  int64_t next_n;
-  int64_t flags;
-  int64_t compress_ratio;
-  int64_t block_size;
-};
-
-inline void check_both(const BlocksArguments& a) {
+template <typename Arguments>
+void check_both(const Arguments& a) {
   check_scores(a.logits, a.k);
   check(a.block_size == kBlockSize, "block_size: wanted ", kBlockSize, ", got ", a.block_size);
   check_lengths(a.logits, a.seq_lens, a.next_n, a.compress_ratio);
@@ -355,31 +257,23 @@ inline void check_both(const BlocksArguments& a) {
 }
 
 // Refuses arguments with undefined effect on the device, in a call that chooses blocks.
-inline void check_chosen(const BlocksArguments& a, int64_t block_k) {
+inline void check_arguments(const BlocksArguments& a) {
   check_both(a);
   const int64_t width = a.logits.size(1);
   check(width <= kMaxBlocksWidth, "logits: wanted at most ", kMaxBlocksWidth, " columns, got ", width);
-  check(blocks_hold_topk(a.k, block_k) && block_k <= kMaxChosenBlocks, "block_k: wanted more than k = ", a.k,
-        " and at most ", kMaxChosenBlocks, ", got ", block_k);
-  check_results(a.blocks, "blocks", a.logits, a.logits.size(0), block_k, "block_k");
-  MemoryCheck memory;
-  memory.reads("logits", a.logits, element_bytes(dtype_of(a.logits)));
-  memory.reads("seq_lens", a.seq_lens);
-  memory.writes("out", a.out, a.k);
-  memory.writes("blocks", a.blocks, block_k);
+  check(blocks_hold_topk(a.k, a.block_k) && a.block_k <= kMaxChosenBlocks,
+        "block_k: wanted more than k = ", a.k, " and at most ", kMaxChosenBlocks, ", got ", a.block_k);
+  check_results(a.blocks, "blocks", a.logits, a.logits.size(0), a.block_k, "block_k");
+  check_memory(a);
 }
 
 // Refuses arguments with undefined effect on the device, in a call that gives blocks.
-inline void check_given(const BlocksArguments& a) {
+inline void check_arguments(const InBlocksArguments& a) {
   check_both(a);
   check_tensor(a.blocks, "blocks", a.logits, ScalarType::Int, {a.logits.size(0), kAny});
   check(a.blocks.size(1) <= kMaxChosenBlocks, "blocks: wanted at most ", kMaxChosenBlocks, " columns, got ",
         a.blocks.size(1));
-  MemoryCheck memory;
-  memory.reads("logits", a.logits, element_bytes(dtype_of(a.logits)));
-  memory.reads("seq_lens", a.seq_lens);
-  memory.reads("blocks", a.blocks);
-  memory.writes("out", a.out, a.k);
+  check_memory(a);
 }
 
 }  // namespace gvr_topk

@@ -8,7 +8,8 @@
 namespace gvr_topk {
 namespace {
 
-BlocksParams make_params(const BlocksArguments& a, int64_t block_k) {
+template <typename Arguments>
+BlocksParams make_params(const Arguments& a, int64_t block_k) {
   BlocksParams p{};
   p.topk.logits = a.logits.data_ptr();
   p.topk.seq_lens = static_cast<const int32_t*>(a.seq_lens.data_ptr());
@@ -28,7 +29,8 @@ BlocksParams make_params(const BlocksArguments& a, int64_t block_k) {
   return p;
 }
 
-void launch_checked(const BlocksParams& params, const BlocksArguments& a) {
+template <typename Arguments>
+void launch_checked(const BlocksParams& params, const Arguments& a) {
   if (params.topk.rows == 0) return;
   const int device = a.logits.get_device();
   const DeviceGuard guard(device);
@@ -38,39 +40,32 @@ void launch_checked(const BlocksParams& params, const BlocksArguments& a) {
           target.context.sm_count, " SMs failed: ", cudaGetErrorString(status));
 }
 
-void indexer_topk_blocks(GivenTensor logits, GivenTensor seq_lens, GivenTensor out, GivenTensor blocks,
-                         int64_t k, int64_t block_k, int64_t next_n, int64_t flags, int64_t compress_ratio,
-                         int64_t block_size) {
+void choose_blocks(const BlocksArguments& a) {
   const CheckedOp op("indexer_topk_blocks");
-  const BlocksArguments arguments{logits, seq_lens,       out,       blocks, k, next_n,
-                                  flags,  compress_ratio, block_size};
-  check_on_gpu(arguments.logits);
-  check_chosen(arguments, block_k);
-  BlocksParams params = make_params(arguments, block_k);
-  params.chosen = static_cast<int32_t*>(arguments.blocks.data_ptr());
-  launch_checked(params, arguments);
+  check_on_gpu(a.logits);
+  check_arguments(a);
+  BlocksParams params = make_params(a, a.block_k);
+  params.chosen = static_cast<int32_t*>(a.blocks.data_ptr());
+  launch_checked(params, a);
 }
 
-void indexer_topk_in_blocks(GivenTensor logits, GivenTensor seq_lens, GivenTensor blocks, GivenTensor out,
-                            int64_t k, int64_t next_n, int64_t flags, int64_t compress_ratio,
-                            int64_t block_size) {
+void select_in_blocks(const InBlocksArguments& a) {
   const CheckedOp op("indexer_topk_in_blocks");
-  const BlocksArguments arguments{logits, seq_lens,       out,       blocks, k, next_n,
-                                  flags,  compress_ratio, block_size};
-  check_on_gpu(arguments.logits);
-  check_given(arguments);
-  BlocksParams params = make_params(arguments, arguments.blocks.size(1));
+  check_on_gpu(a.logits);
+  check_arguments(a);
+  BlocksParams params = make_params(a, a.blocks.size(1));
   // A table without columns has a null address, which would mean that the kernel chooses blocks. Nothing of
   // the table is read, so another address takes its place.
-  const bool empty = arguments.blocks.size(1) == 0;
-  params.given = empty ? params.topk.seq_lens : static_cast<const int32_t*>(arguments.blocks.data_ptr());
-  launch_checked(params, arguments);
+  const bool empty = a.blocks.size(1) == 0;
+  params.given = empty ? params.topk.seq_lens : static_cast<const int32_t*>(a.blocks.data_ptr());
+  launch_checked(params, a);
 }
 
 }  // namespace
 }  // namespace gvr_topk
 
 STABLE_TORCH_LIBRARY_IMPL(gvr_topk, CUDA, m) {
-  m.impl("indexer_topk_blocks", TORCH_BOX(&gvr_topk::indexer_topk_blocks));
-  m.impl("indexer_topk_in_blocks", TORCH_BOX(&gvr_topk::indexer_topk_in_blocks));
+  m.impl("indexer_topk_blocks", TORCH_BOX(&gvr_topk::BlocksArguments::call<&gvr_topk::choose_blocks>));
+  m.impl("indexer_topk_in_blocks",
+         TORCH_BOX(&gvr_topk::InBlocksArguments::call<&gvr_topk::select_in_blocks>));
 }

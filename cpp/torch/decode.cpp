@@ -81,20 +81,7 @@ void run(const DecodeArguments& a) {
           target.context.sm_count, " SMs failed: ", cudaGetErrorString(status));
 }
 
-void indexer_topk_decode(GivenTensor logits, GivenTensor seq_lens, GivenTensor out, int64_t k,
-                         OptionalGivenTensor row_slot, OptionalGivenTensor state, int64_t next_n,
-                         int64_t compress_ratio, int64_t flags, OptionalGivenTensor page_table,
-                         int64_t page_size, OptionalGivenTensor slots, OptionalGivenTensor indices,
-                         OptionalGivenTensor next_state, OptionalGivenTensor counts,
-                         OptionalGivenTensor stats, int64_t hint_offset, int64_t path, int64_t max_ctas,
-                         int64_t ctas_per_row, OptionalGivenTensor phase_clocks) {
-  run(DecodeArguments{logits,   seq_lens,       out,         k,          row_slot,    state,
-                      next_n,   compress_ratio, flags,       page_table, page_size,   slots,
-                      indices,  next_state,     counts,      stats,      hint_offset, path,
-                      max_ctas, ctas_per_row,   phase_clocks});
-}
-
-// The overload of calls that need no more than these arguments.
+// The overload of calls that need no more than these arguments. The others are null or 0.
 void indexer_topk_decode_usual(GivenTensor logits, GivenTensor seq_lens, GivenTensor out, int64_t k,
                                OptionalGivenTensor row_slot, OptionalGivenTensor state, int64_t next_n,
                                int64_t compress_ratio, int64_t flags) {
@@ -105,6 +92,6 @@ void indexer_topk_decode_usual(GivenTensor logits, GivenTensor seq_lens, GivenTe
 }  // namespace gvr_topk
 
 STABLE_TORCH_LIBRARY_IMPL(gvr_topk, CUDA, m) {
-  m.impl("indexer_topk_decode", TORCH_BOX(&gvr_topk::indexer_topk_decode));
+  m.impl("indexer_topk_decode", TORCH_BOX(&gvr_topk::DecodeArguments::call<&gvr_topk::run>));
   m.impl("indexer_topk_decode.usual", TORCH_BOX(&gvr_topk::indexer_topk_decode_usual));
 }

@@ -30,39 +30,43 @@ inline bool overlap(const MemoryRuns& a, const MemoryRuns& b) {
   return distance < a.bytes || distance + b.bytes > stride;
 }
 
-// Compares each written tensor with those that were named before it. Tensors have one dimension or two, and
-// elements of four bytes unless a call says otherwise.
+// Bytes of an element, of the dtypes that ops take.
+inline int64_t element_bytes(ScalarType dtype) {
+  if (dtype == ScalarType::Half || dtype == ScalarType::BFloat16) return 2;
+  return dtype == ScalarType::Long ? 8 : 4;
+}
+
+// Compares each written tensor with those that were named before it. Tensors have one dimension or two.
 class MemoryCheck {
  public:
-  void reads(const char* name, const Tensor& t, int64_t element_bytes = 4) {
-    add(name, t, kAny, element_bytes);
-  }
+  void reads(const char* name, const Tensor& t) { add(name, t, kAny); }
   void reads(const char* name, const OptionalTensor& t) {
     if (t) reads(name, *t);
   }
 
   // Only `columns` elements of each row are written, or all.
-  void writes(const char* name, const Tensor& t, int64_t columns = kAny, int64_t element_bytes = 4) {
-    if (!add(name, t, columns, element_bytes)) return;
+  void writes(const char* name, const Tensor& t, int64_t columns = kAny) {
+    if (!add(name, t, columns)) return;
     const MemoryRuns& written = runs_[count_ - 1];
     for (int i = 0; i + 1 < count_; ++i) {
       check(!overlap(written, runs_[i]), name, ": wanted memory of its own, got memory shared with ",
             runs_[i].name);
     }
   }
-  void writes(const char* name, const OptionalTensor& t, int64_t columns = kAny, int64_t element_bytes = 4) {
-    if (t) writes(name, *t, columns, element_bytes);
+  void writes(const char* name, const OptionalTensor& t, int64_t columns = kAny) {
+    if (t) writes(name, *t, columns);
   }
 
  private:
   // Adds a tensor; false: it has no element.
-  bool add(const char* name, const Tensor& t, int64_t columns, int64_t element_bytes) {
+  bool add(const char* name, const Tensor& t, int64_t columns) {
     const bool is_table = t.dim() == 2;
     const int64_t rows = is_table ? t.size(0) : 1;
     if (columns == kAny) columns = t.size(is_table ? 1 : 0);
     if (rows == 0 || columns == 0) return false;
-    MemoryRuns runs{name, reinterpret_cast<uintptr_t>(t.data_ptr()), rows, columns * element_bytes,
-                    is_table ? t.stride(0) * element_bytes : 0};
+    const int64_t size = element_bytes(t.scalar_type());
+    MemoryRuns runs{name, reinterpret_cast<uintptr_t>(t.data_ptr()), rows, columns * size,
+                    is_table ? t.stride(0) * size : 0};
     if (runs.stride <= runs.bytes) {  // rows without gaps are one run
       runs.bytes += (rows - 1) * runs.stride;
       runs.rows = 1;

@@ -40,65 +40,54 @@ void check_launch(cudaError_t status, int32_t ctas, const CallTarget& target) {
           " SMs failed: ", cudaGetErrorString(status));
 }
 
-void indexer_topk_prefill(GivenTensor logits, GivenTensor row_starts, GivenTensor row_ends, GivenTensor out,
-                          int64_t k, OptionalGivenTensor row_request, OptionalGivenTensor offsets,
-                          OptionalGivenTensor counts, OptionalGivenTensor page_table,
-                          OptionalGivenTensor slots, OptionalGivenTensor stats, int64_t page_size,
-                          int64_t path, int64_t flags) {
+void prefill(const PrefillArguments& a) {
   const CheckedOp op("indexer_topk_prefill");
-  const PrefillArguments arguments{logits, row_starts, row_ends, out,   k,         row_request, offsets,
-                                   counts, page_table, slots,    stats, page_size, path,        flags};
-  check_on_gpu(arguments.logits);
-  check_arguments(arguments);
-  PrefillParams params = make_params(arguments, arguments.out);
+  check_on_gpu(a.logits);
+  check_arguments(a);
+  PrefillParams params = make_params(a, a.out);
   if (params.rows == 0) return;
-  params.stats = pointer<int32_t>(arguments.stats);
-  params.predicts = path == static_cast<int64_t>(Path::kAuto);
-  const int device = arguments.logits.get_device();
+  params.stats = pointer<int32_t>(a.stats);
+  params.predicts = a.path == static_cast<int64_t>(Path::kAuto);
+  const int device = a.logits.get_device();
   const DeviceGuard guard(device);
   const CallTarget target(device);
   const int64_t stride = params.logits_stride * element_bytes(params.dtype);
   const bool aligned = reinterpret_cast<uintptr_t>(params.logits) % 16 == 0 && stride % 16 == 0;
-  const PrefillPlan plan = make_prefill_plan(PrefillInput{params.rows, params.width, k, params.dtype,
-                                                          static_cast<Path>(path), target.context.sm_count,
-                                                          target.arch, aligned, (flags & kFlagStreams) != 0});
+  const PrefillPlan plan = make_prefill_plan(
+      PrefillInput{params.rows, params.width, a.k, params.dtype, static_cast<Path>(a.path),
+                   target.context.sm_count, target.arch, aligned, (a.flags & kFlagStreams) != 0});
   params.runs_per_cta = plan.runs_per_cta;
   params.lists = plan.lists;
   params.bitmap_tiles = plan.bitmap_tiles;
-  check_launch(launch_prefill(params, plan, (flags & kFlagPdl) != 0, target.stream), plan.ctas, target);
+  check_launch(launch_prefill(params, plan, (a.flags & kFlagPdl) != 0, target.stream), plan.ctas, target);
 }
 
-void indexer_topk_prefill_slice(GivenTensor logits, GivenTensor row_starts, GivenTensor row_ends,
-                                GivenTensor carry, int64_t k, int64_t column, OptionalGivenTensor out,
-                                OptionalGivenTensor row_request, OptionalGivenTensor offsets,
-                                OptionalGivenTensor counts, OptionalGivenTensor page_table,
-                                OptionalGivenTensor slots, int64_t page_size, int64_t flags) {
+void prefill_slice(const PrefillSliceArguments& a) {
   const CheckedOp op("indexer_topk_prefill");
-  const PrefillSliceArguments arguments{logits,     row_starts, row_ends,    carry,   k,
-                                        column,     out,        row_request, offsets, counts,
-                                        page_table, slots,      page_size,   flags};
-  check_on_gpu(arguments.logits);
-  check_arguments(arguments);
+  check_on_gpu(a.logits);
+  check_arguments(a);
   SliceParams params{};
-  params.prefill = make_params(arguments, arguments.out);
+  params.prefill = make_params(a, a.out);
   if (params.prefill.rows == 0) return;
-  const int device = arguments.logits.get_device();
+  const int device = a.logits.get_device();
   const DeviceGuard guard(device);
   const CallTarget target(device);
   const SlicePlan plan = make_slice_plan(params.prefill.rows, target.context.sm_count, target.arch);
   params.prefill.runs_per_cta = plan.runs_per_cta;
-  params.prefill.lists = k <= kPrefillMaxK;
-  params.carry = static_cast<uint64_t*>(arguments.carry.data_ptr());
-  params.column = static_cast<int32_t>(column);
+  params.prefill.lists = a.k <= kPrefillMaxK;
+  params.carry = static_cast<uint64_t*>(a.carry.data_ptr());
+  params.column = static_cast<int32_t>(a.column);
   params.list_chunks = plan.list_chunks;
-  params.ends = arguments.out.has_value();
-  check_launch(launch_prefill_slice(params, plan, (flags & kFlagPdl) != 0, target.stream), plan.ctas, target);
+  params.ends = a.out.has_value();
+  check_launch(launch_prefill_slice(params, plan, (a.flags & kFlagPdl) != 0, target.stream), plan.ctas,
+               target);
 }
 
 }  // namespace
 }  // namespace gvr_topk
 
 STABLE_TORCH_LIBRARY_IMPL(gvr_topk, CUDA, m) {
-  m.impl("indexer_topk_prefill", TORCH_BOX(&gvr_topk::indexer_topk_prefill));
-  m.impl("indexer_topk_prefill_slice", TORCH_BOX(&gvr_topk::indexer_topk_prefill_slice));
+  m.impl("indexer_topk_prefill", TORCH_BOX(&gvr_topk::PrefillArguments::call<&gvr_topk::prefill>));
+  m.impl("indexer_topk_prefill_slice",
+         TORCH_BOX(&gvr_topk::PrefillSliceArguments::call<&gvr_topk::prefill_slice>));
 }

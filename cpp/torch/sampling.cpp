@@ -9,31 +9,6 @@
 namespace gvr_topk {
 namespace {
 
-struct SampleArguments {
-  Tensor logits;
-  Tensor out;
-  OptionalTensor temperature;
-  OptionalTensor top_k;
-  OptionalTensor top_p;
-  OptionalTensor min_p;
-  OptionalTensor seeds;
-  OptionalTensor positions;
-  OptionalTensor slots;
-  OptionalTensor allow;
-  OptionalTensor allow_row;
-  OptionalTensor logprobs;
-  OptionalTensor ranks;
-  OptionalTensor kept;
-  OptionalTensor counts;
-  OptionalTensor kept_logprobs;
-  OptionalTensor limits;
-  OptionalTensor flags_out;
-  int64_t order;
-  int64_t noise;
-  int64_t logprob_mode;
-  int64_t flags;
-};
-
 // A parameter on the GPU, or in pinned memory of the host, where kernels can read it.
 template <typename T>
 const T* parameter_pointer(const OptionalTensor& t, const char* name, const Tensor& logits, ScalarType dtype,
@@ -67,13 +42,13 @@ int64_t parameters_of(const SampleArguments& a) {
 void check_sample(const SampleArguments& a) {
   check_logits(a.logits);
   const int64_t rows = a.logits.size(0);
-  const bool wide = check_tokens(a.out, "out", a.logits);
+  check_tokens(a.out, "out", a.logits);
   if (a.slots) check_tensor(*a.slots, "slots", a.logits, ScalarType::Int, {rows});
   check_mask(a.allow, a.allow_row, a.logits);
   if (a.logprobs) check_tensor(*a.logprobs, "logprobs", a.logits, ScalarType::Float, {rows});
   if (a.ranks) check_tensor(*a.ranks, "ranks", a.logits, ScalarType::Long, {rows});
   if (a.counts) check_tensor(*a.counts, "counts", a.logits, ScalarType::Int, {rows});
-  if (a.flags_out) check_tensor(*a.flags_out, "flags", a.logits, ScalarType::Int, {rows});
+  if (a.flags) check_tensor(*a.flags, "flags", a.logits, ScalarType::Int, {rows});
   if (a.kept) {
     check_tensor(*a.kept, "kept", a.logits, ScalarType::Int, {rows, kAny});
     check_rows_apart(*a.kept, "kept", a.kept->size(1));
@@ -87,41 +62,12 @@ void check_sample(const SampleArguments& a) {
   check(a.order >= 0 && a.order <= 3, "order: wanted 0 to 3, got ", a.order);
   check(a.noise >= 0 && a.noise <= 1, "noise: wanted 0 to 1, got ", a.noise);
   check(a.logprob_mode >= 0 && a.logprob_mode <= 1, "logprob_mode: wanted 0 to 1, got ", a.logprob_mode);
-  check_flags(a.flags, kFlagPdl);
-  MemoryCheck memory;
-  memory.reads("logits", a.logits, element_bytes(dtype_of(a.logits)));
-  memory.reads("temperature", a.temperature);
-  memory.reads("top_k", a.top_k);
-  memory.reads("top_p", a.top_p);
-  memory.reads("min_p", a.min_p);
-  if (a.seeds) memory.reads("seeds", *a.seeds, 8);
-  if (a.positions) memory.reads("positions", *a.positions, 8);
-  memory.reads("slots", a.slots);
-  memory.reads("allow", a.allow);
-  memory.reads("allow_row", a.allow_row);
-  memory.writes("out", a.out, kAny, wide ? 8 : 4);
-  memory.writes("logprobs", a.logprobs);
-  memory.writes("ranks", a.ranks, kAny, 8);
-  memory.writes("kept", a.kept);
-  memory.writes("counts", a.counts);
-  memory.writes("kept_logprobs", a.kept_logprobs);
-  memory.writes("limits", a.limits);
-  memory.writes("flags", a.flags_out);
+  check_flags(a.options, kFlagPdl);
+  check_memory(a);
 }
 
-void sample(GivenTensor logits, GivenTensor out, OptionalGivenTensor temperature, OptionalGivenTensor top_k,
-            OptionalGivenTensor top_p, OptionalGivenTensor min_p, OptionalGivenTensor seeds,
-            OptionalGivenTensor positions, OptionalGivenTensor slots, OptionalGivenTensor allow,
-            OptionalGivenTensor allow_row, OptionalGivenTensor logprobs, OptionalGivenTensor ranks,
-            OptionalGivenTensor kept, OptionalGivenTensor counts, OptionalGivenTensor kept_logprobs,
-            OptionalGivenTensor limits, OptionalGivenTensor row_flags, double all_temperature,
-            int64_t all_top_k, double all_top_p, double all_min_p, int64_t all_seed, int64_t all_position,
-            int64_t order, int64_t noise, int64_t logprob_mode, int64_t flags) {
+void sample(const SampleArguments& a) {
   const CheckedOp op("sample");
-  const SampleArguments a{logits, out,       temperature,  top_k,         top_p,     min_p,
-                          seeds,  positions, slots,        allow,         allow_row, logprobs,
-                          ranks,  kept,      counts,       kept_logprobs, limits,    row_flags,
-                          order,  noise,     logprob_mode, flags};
   check_on_gpu(a.logits);
   check_sample(a);
   SampleParams p{};
@@ -143,23 +89,23 @@ void sample(GivenTensor logits, GivenTensor out, OptionalGivenTensor temperature
   const int64_t count = parameters_of(a);
   p.num_slots = count == kAny ? INT64_MAX : count;
   p.temperature = {parameter_pointer<float>(a.temperature, "temperature", a.logits, ScalarType::Float, count),
-                   static_cast<float>(all_temperature)};
+                   static_cast<float>(a.temperature_value)};
   p.top_k = {parameter_pointer<int32_t>(a.top_k, "top_k", a.logits, ScalarType::Int, count),
-             clamped(all_top_k)};
+             clamped(a.top_k_value)};
   p.top_p = {parameter_pointer<float>(a.top_p, "top_p", a.logits, ScalarType::Float, count),
-             static_cast<float>(all_top_p)};
+             static_cast<float>(a.top_p_value)};
   p.min_p = {parameter_pointer<float>(a.min_p, "min_p", a.logits, ScalarType::Float, count),
-             static_cast<float>(all_min_p)};
-  p.seed = {parameter_pointer<int64_t>(a.seeds, "seeds", a.logits, ScalarType::Long, count), all_seed};
+             static_cast<float>(a.min_p_value)};
+  p.seed = {parameter_pointer<int64_t>(a.seeds, "seeds", a.logits, ScalarType::Long, count), a.seeds_value};
   p.position = {parameter_pointer<int64_t>(a.positions, "positions", a.logits, ScalarType::Long, p.rows),
-                all_position};
+                a.positions_value};
   p.allow = pointer<uint32_t>(a.allow);
   p.allow_row = pointer<int32_t>(a.allow_row);
   p.allow_stride = a.allow ? a.allow->stride(0) : 0;
   p.allow_rows = a.allow ? clamped(a.allow->size(0)) : 0;
-  p.order = static_cast<FilterOrder>(order);
-  p.gumbel = noise == 1;
-  p.raw_logprobs = logprob_mode == 0;
+  p.order = static_cast<FilterOrder>(a.order);
+  p.gumbel = a.noise == 1;
+  p.raw_logprobs = a.logprob_mode == 0;
   p.wide_out = a.out.scalar_type() == ScalarType::Long;
   p.out = a.out.data_ptr();
   p.logprobs = pointer<float>(a.logprobs);
@@ -171,9 +117,9 @@ void sample(GivenTensor logits, GivenTensor out, OptionalGivenTensor temperature
   p.kept_columns = a.kept ? a.kept->size(1) : INT64_MAX;
   p.counts = pointer<int32_t>(a.counts);
   p.limits = pointer<SampleLimits>(a.limits);
-  p.flags = pointer<int32_t>(a.flags_out);
+  p.flags = pointer<int32_t>(a.flags);
   if (p.rows == 0) return;
-  const cudaError_t status = launch_sample(p, plan, (flags & kFlagPdl) != 0, target.stream);
+  const cudaError_t status = launch_sample(p, plan, (a.options & kFlagPdl) != 0, target.stream);
   require(status == cudaSuccess, "gvr_topk: launch of ", plan.ctas, " CTAs per row on ",
           target.context.sm_count, " SMs failed: ", cudaGetErrorString(status));
 }
@@ -181,4 +127,6 @@ void sample(GivenTensor logits, GivenTensor out, OptionalGivenTensor temperature
 }  // namespace
 }  // namespace gvr_topk
 
-STABLE_TORCH_LIBRARY_IMPL(gvr_topk, CUDA, m) { m.impl("sample", TORCH_BOX(&gvr_topk::sample)); }
+STABLE_TORCH_LIBRARY_IMPL(gvr_topk, CUDA, m) {
+  m.impl("sample", TORCH_BOX(&gvr_topk::SampleArguments::call<&gvr_topk::sample>));
+}

@@ -14,13 +14,12 @@ inline void check_logits(const Tensor& logits) {
         sampling::kMaxVocabulary, " columns, got ", vocabulary);
 }
 
-// Checks a tensor of one token for each row, of one of two dtypes. Returns whether it is of int64.
-inline bool check_tokens(const Tensor& t, const char* name, const Tensor& logits) {
+// Checks a tensor of one token for each row, of one of two dtypes.
+inline void check_tokens(const Tensor& t, const char* name, const Tensor& logits) {
   const ScalarType dtype = t.scalar_type();
   check(dtype == ScalarType::Long || dtype == ScalarType::Int, name, ": wanted dtype int64 or int32, got ",
         name_of(dtype));
   check_tensor(t, name, logits, dtype, {logits.size(0)});
-  return dtype == ScalarType::Long;
 }
 
 // Checks the packed mask of allowed tokens.
@@ -37,66 +36,45 @@ inline void check_limit_rows(const Tensor& limits, const Tensor& logits) {
   check_states(limits, "limits");
 }
 
-// The arguments of one call of `apply_limits_`, or of `renorm`, which has `out`.
-struct LimitsArguments {
-  Tensor logits;
-  Tensor limits;
-  OptionalTensor out;
-  OptionalTensor allow;
-  OptionalTensor allow_row;
-};
-
-// Refuses arguments with undefined effect on the device.
-inline void check_arguments(const LimitsArguments& a) {
+template <typename Arguments>
+void check_limits(const Arguments& a) {
   check_logits(a.logits);
-  const int64_t rows = a.logits.size(0), vocabulary = a.logits.size(1);
   check_limit_rows(a.limits, a.logits);
   check_mask(a.allow, a.allow_row, a.logits);
-  MemoryCheck memory;
-  memory.reads("limits", a.limits);
-  memory.reads("allow", a.allow);
-  memory.reads("allow_row", a.allow_row);
-  const int64_t bytes = element_bytes(dtype_of(a.logits));
-  if (!a.out) {
-    check_rows_apart(a.logits, "logits", vocabulary);
-    memory.writes("logits", a.logits, kAny, bytes);
-    return;
-  }
-  check_tensor(*a.out, "out", a.logits, ScalarType::Float, {rows, vocabulary});
-  check_rows_apart(*a.out, "out", vocabulary);
-  // Probabilities may take the place of the logits they are made of, one by one.
-  const bool in_place = bytes == 4 && a.out->data_ptr() == a.logits.data_ptr() &&
-                        (rows <= 1 || a.out->stride(0) == a.logits.stride(0));
-  if (!in_place) memory.reads("logits", a.logits, bytes);
-  memory.writes("out", a.out);
 }
 
-// The arguments of one call of `topk_logprobs`, in the order of the schema.
-struct TopkLogprobsArguments {
-  Tensor logits;
-  int64_t n;
-  Tensor sampled;
-  Tensor ids;
-  Tensor logprobs;
-  Tensor ranks;
-};
+// Refuses arguments with undefined effect on the device.
+inline void check_arguments(const ApplyLimitsArguments& a) {
+  check_limits(a);
+  check_rows_apart(a.logits, "logits", a.logits.size(1));
+  check_memory(a);
+}
+
+inline void check_arguments(const RenormArguments& a) {
+  check_limits(a);
+  const int64_t rows = a.logits.size(0), vocabulary = a.logits.size(1);
+  check_tensor(a.out, "out", a.logits, ScalarType::Float, {rows, vocabulary});
+  check_rows_apart(a.out, "out", vocabulary);
+  // Probabilities may take the place of the logits they are made of, one by one.
+  const bool in_place = a.logits.scalar_type() == ScalarType::Float &&
+                        a.out.data_ptr() == a.logits.data_ptr() &&
+                        (rows <= 1 || a.out.stride(0) == a.logits.stride(0));
+  RenormArguments others = a;
+  if (in_place) others.logits = a.limits;
+  check_memory(others);
+}
 
 inline void check_arguments(const TopkLogprobsArguments& a) {
   check_logits(a.logits);
   const int64_t rows = a.logits.size(0), columns = a.n + 1;
   check(a.n >= 0 && a.n <= a.logits.size(1), "n: wanted 0 to ", a.logits.size(1), ", got ", a.n);
-  const bool wide = check_tokens(a.sampled, "sampled", a.logits);
+  check_tokens(a.sampled, "sampled", a.logits);
   check_tensor(a.ids, "ids", a.logits, ScalarType::Long, {rows, columns});
   check_tensor(a.logprobs, "logprobs", a.logits, ScalarType::Float, {rows, columns});
   check_tensor(a.ranks, "ranks", a.logits, ScalarType::Long, {rows});
   check_rows_apart(a.ids, "ids", columns);
   check_rows_apart(a.logprobs, "logprobs", columns);
-  MemoryCheck memory;
-  memory.reads("logits", a.logits, element_bytes(dtype_of(a.logits)));
-  memory.reads("sampled", a.sampled, wide ? 8 : 4);
-  memory.writes("ids", a.ids, kAny, 8);
-  memory.writes("logprobs", a.logprobs);
-  memory.writes("ranks", a.ranks, kAny, 8);
+  check_memory(a);
 }
 
 }  // namespace gvr_topk

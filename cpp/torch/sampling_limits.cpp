@@ -9,7 +9,9 @@
 namespace gvr_topk {
 namespace {
 
-void apply(const LimitsArguments& a) {
+// Without `out` logits change in place.
+template <typename Arguments>
+void apply(const Arguments& a, const Tensor* out) {
   check_on_gpu(a.logits);
   check_arguments(a);
   LimitsParams p{};
@@ -23,8 +25,8 @@ void apply(const LimitsArguments& a) {
   p.allow_stride = a.allow ? a.allow->stride(0) : 0;
   p.allow_rows = a.allow ? clamped(a.allow->size(0)) : 0;
   p.dtype = dtype_of(a.logits);
-  p.out = pointer<float>(a.out);
-  p.out_stride = a.out ? a.out->stride(0) : 0;
+  p.out = out == nullptr ? nullptr : static_cast<float*>(out->data_ptr());
+  p.out_stride = out == nullptr ? 0 : out->stride(0);
   const int device = a.logits.get_device();
   const DeviceGuard guard(device);
   const CallTarget target(device);
@@ -33,22 +35,18 @@ void apply(const LimitsArguments& a) {
   require(status == cudaSuccess, "gvr_topk: launch failed: ", cudaGetErrorString(status));
 }
 
-void apply_limits(GivenTensor logits, GivenTensor limits, OptionalGivenTensor allow,
-                  OptionalGivenTensor allow_row) {
+void apply_limits(const ApplyLimitsArguments& a) {
   const CheckedOp op("apply_limits_");
-  apply(LimitsArguments{logits, limits, std::nullopt, allow, allow_row});
+  apply(a, nullptr);
 }
 
-void renorm(GivenTensor logits, GivenTensor limits, GivenTensor out, OptionalGivenTensor allow,
-            OptionalGivenTensor allow_row) {
+void renorm(const RenormArguments& a) {
   const CheckedOp op("renorm");
-  apply(LimitsArguments{logits, limits, out, allow, allow_row});
+  apply(a, &a.out);
 }
 
-void topk_logprobs(GivenTensor logits, int64_t n, GivenTensor sampled, GivenTensor ids, GivenTensor logprobs,
-                   GivenTensor ranks) {
+void topk_logprobs(const TopkLogprobsArguments& a) {
   const CheckedOp op("topk_logprobs");
-  const TopkLogprobsArguments a{logits, n, sampled, ids, logprobs, ranks};
   check_on_gpu(a.logits);
   check_arguments(a);
   check(a.n <= kMaxRankedTokens, "n: wanted at most ", kMaxRankedTokens, " on a GPU, got ", a.n);
@@ -85,7 +83,7 @@ void topk_logprobs(GivenTensor logits, int64_t n, GivenTensor sampled, GivenTens
 }  // namespace gvr_topk
 
 STABLE_TORCH_LIBRARY_IMPL(gvr_topk, CUDA, m) {
-  m.impl("apply_limits_", TORCH_BOX(&gvr_topk::apply_limits));
-  m.impl("renorm", TORCH_BOX(&gvr_topk::renorm));
-  m.impl("topk_logprobs", TORCH_BOX(&gvr_topk::topk_logprobs));
+  m.impl("apply_limits_", TORCH_BOX(&gvr_topk::ApplyLimitsArguments::call<&gvr_topk::apply_limits>));
+  m.impl("renorm", TORCH_BOX(&gvr_topk::RenormArguments::call<&gvr_topk::renorm>));
+  m.impl("topk_logprobs", TORCH_BOX(&gvr_topk::TopkLogprobsArguments::call<&gvr_topk::topk_logprobs>));
 }
