@@ -60,6 +60,7 @@ class MemoryCheck {
  private:
   // Adds a tensor; false: it has no element.
   bool add(const char* name, const Tensor& t, int64_t columns) {
+    if (t.dim() == 0) return false;  // no op takes one
     const bool is_table = t.dim() == 2;
     const int64_t rows = is_table ? t.size(0) : 1;
     if (columns == kAny) columns = t.size(is_table ? 1 : 0);
