@@ -1,0 +1,27 @@
+"""The sizes in docs/architecture.md are those of this tree, which grows by decision only."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from test_include_order import MOST_BEHIND
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+ROW = re.compile(r"^\| (.+) \| [\d,]+ \| [\d,]+ \| ([\d,]+) \|$", re.MULTILINE)
+TODAY = {name: int(number.replace(",", "")) for name, number in ROW.findall(PAGE)}
+SOURCES = {".py", ".cu", ".cuh", ".h", ".cpp"}
+
+
+@pytest.mark.parametrize("folder", ["cpp/kernels", "gvr_topk", "eval", "tests"])
+def test_lines(folder: str) -> None:
+    files = [file for file in (ROOT / folder).rglob("*") if file.suffix in SOURCES]
+    lines = sum(file.read_bytes().count(b"\n") for file in files)
+    limit = TODAY[f"lines of `{folder}/`"]
+    assert 0.97 * limit < lines <= limit, "docs/architecture.md says how many there are"
+
+
+def test_files_behind_one_launch() -> None:
+    assert TODAY["files behind one launch"] == MOST_BEHIND
