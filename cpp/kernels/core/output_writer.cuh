@@ -118,28 +118,4 @@ GVR_DEVICE OutputWriter make_output_writer(const TopkParams& p, const LaunchTrai
   return output;
 }
 
-GVR_DEVICE int4 four_positions(const int32_t* staged) { return *reinterpret_cast<const int4*>(staged); }
-GVR_DEVICE int4 four_positions(const uint16_t* staged) {
-  const ushort4 four = *reinterpret_cast<const ushort4*>(staged);
-  return make_int4(four.x, four.y, four.z, four.w);
-}
-
-// Writes the k positions that all warps of a block have staged: four at a time if `in_vectors`, otherwise by
-// put(item, position) of `output`.
-template <int kBlockThreads, typename Staged, typename Output>
-GVR_DEVICE void write_staged(const Staged* staged, bool in_vectors, int k, int thread,
-                             const OutputWriter& writer, const Output& output) {
-  if (in_vectors) {
-#pragma unroll 1
-    for (int i = 4 * thread; i < k; i += 4 * kBlockThreads) {
-      const int4 positions = four_positions(staged + i);
-      *reinterpret_cast<int4*>(writer.indices + i) = positions;
-      if (writer.state_indices != nullptr) *reinterpret_cast<int4*>(writer.state_indices + i) = positions;
-    }
-  } else {
-#pragma unroll 1
-    for (int i = thread; i < k; i += kBlockThreads) output.put(i, staged[i]);
-  }
-}
-
 }  // namespace gvr_topk

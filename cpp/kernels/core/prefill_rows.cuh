@@ -123,10 +123,24 @@ struct PrefillOutput {
   }
 };
 
+GVR_DEVICE int4 four_positions(const int32_t* staged) { return *reinterpret_cast<const int4*>(staged); }
+GVR_DEVICE int4 four_positions(const uint16_t* staged) {
+  const ushort4 four = *reinterpret_cast<const ushort4*>(staged);
+  return make_int4(four.x, four.y, four.z, four.w);
+}
+
 // Writes the k positions that all warps of a block have staged.
 template <int kBlockThreads, typename Staged>
 GVR_DEVICE void write_staged(const Staged* staged, const PrefillOutput& output, int k) {
-  write_staged<kBlockThreads>(staged, output.takes_vectors(k), k, threadIdx.x, output.writer, output);
+  if (output.takes_vectors(k)) {
+#pragma unroll 1
+    for (int i = 4 * threadIdx.x; i < k; i += 4 * kBlockThreads) {
+      *reinterpret_cast<int4*>(output.writer.indices + i) = four_positions(staged + i);
+    }
+  } else {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < k; i += kBlockThreads) output.put(i, staged[i]);
+  }
 }
 
 // Writes all positions of a window no longer than k, then -1.

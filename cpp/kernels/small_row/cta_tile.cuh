@@ -204,6 +204,24 @@ GVR_DEVICE int drop_masked(const RowContext<T>& ctx, const Tile& tile, LaneMask<
   return static_cast<int>(__reduce_add_sync(0xffffffffu, ctx.lane < kWarps ? in_warp[ctx.lane] : 0));
 }
 
+// Writes the positions that all warps have staged.
+template <typename T>
+GVR_DEVICE void write_staged(const RowContext<T>& ctx, const LaunchTraits& traits, const uint16_t* staged,
+                             const OutputWriter& output) {
+  if (traits.has(LaunchTraits::kVectorStores)) {
+#pragma unroll 1
+    for (int i = 4 * ctx.thread; i < ctx.k; i += 4 * kThreads) {
+      const ushort4 four = *reinterpret_cast<const ushort4*>(staged + i);
+      const int4 positions = make_int4(four.x, four.y, four.z, four.w);
+      *reinterpret_cast<int4*>(output.indices + i) = positions;
+      if (output.state_indices != nullptr) *reinterpret_cast<int4*>(output.state_indices + i) = positions;
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = ctx.thread; i < ctx.k; i += kThreads) output.put(i, staged[i]);
+}
+
 // The elements of one lane in registers, in words of 16. Derived tiles define which positions these elements
 // have.
 struct WordTile {

@@ -49,8 +49,7 @@ GVR_DEVICE void select_row(const TopkParams& p, const LaunchTraits& traits, cons
     stage_selected(ctx, tile, partition.above, before, own.staged);
     __syncthreads();
     if (items == ctx.k) {
-      write_staged<kThreads>(own.staged, traits.has(LaunchTraits::kVectorStores), ctx.k, ctx.thread, output,
-                             output);
+      write_staged(ctx, traits, own.staged, output);
     } else {
 #pragma unroll 1
       for (int i = ctx.thread; i < items; i += kThreads) output.put(i, own.staged[i]);
