@@ -85,17 +85,12 @@ class TestMachineCode:
             file, _, code = text.partition(": ")
             assert code in [line.strip() for line in (sass.KERNELS / file).read_text().splitlines()], text
 
-    @pytest.fixture(scope="class")
-    def found(self, cuda_library: Path) -> list[sass.Finding]:
+    def test_every_collective_of_the_built_library_is_guarded_or_explained(self, cuda_library: Path) -> None:
         """Of each family the fp32 kernel with the most code; all kernels would take minutes."""
         try:
-            return inspect_build.unguarded_collectives(cuda_library)
+            found = inspect_build.unguarded_collectives(cuda_library)
         except InspectError as error:
             pytest.skip(str(error))
-
-    def test_every_collective_of_the_built_library_is_guarded_or_explained(
-        self, found: list[sass.Finding]
-    ) -> None:
         if any(one.collective.startswith("0x") for one in found):
             pytest.skip("the library was built without source lines (-DGVR_TOPK_LINE_INFO=ON)")
         assert sass.unexplained(found) == []
