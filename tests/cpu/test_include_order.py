@@ -113,12 +113,3 @@ def test_shared_memory_is_no_multiprocessor() -> None:
     """``sm`` reads as a streaming multiprocessor; shared memory is ``smem``."""
     named = [file.name for file in FILES if re.search(r"\bsm\b", file.read_text())]
     assert named == []
-
-
-MOST_BEHIND = 43
-"""Most files of cpp/kernels behind one kernel, the kernel's own among them. It may only fall."""
-
-
-def test_files_behind_a_kernel() -> None:
-    behind = {folder: len(reachable(KERNELS / folder / "launch.cu")) + 1 for folder in KERNEL_FOLDERS}
-    assert max(behind.values()) <= MOST_BEHIND, behind

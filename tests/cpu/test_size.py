@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_include_order import MOST_BEHIND
+from test_include_order import KERNEL_FOLDERS, KERNELS, reachable
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -24,4 +24,6 @@ def test_lines(folder: str) -> None:
 
 
 def test_files_behind_one_launch() -> None:
-    assert TODAY["files behind one launch"] == MOST_BEHIND
+    """The launch's own file counts, too."""
+    behind = {folder: len(reachable(KERNELS / folder / "launch.cu")) + 1 for folder in KERNEL_FOLDERS}
+    assert max(behind.values()) <= TODAY["files of `cpp/kernels` behind one launch"], behind
