@@ -130,11 +130,8 @@ class Plan:
     values_per_thread: int
     list_capacity: int
     """Keys inside the predicted interval that all CTAs of a row can list together, each an equal share."""
-    candidate_capacity: int
-    masks: int
     ring_depth: int
-    """Tiles per warp that are loaded at once in kernels that walk a long row; 0 loads to registers instead.
-    ``streaming`` has a pipeline of its own."""
+    """Tiles per warp that are being loaded at once in kernels that walk a long row."""
     staged: int
     """Results of one row that can be staged in shared memory: the lesser of ``k`` and the width."""
 
@@ -341,7 +338,7 @@ def plan(
         raise ValueError(f"arch: {no_code}")
     if dtype not in DTYPES:
         raise checks.fail("dtype", "torch.float32, torch.bfloat16 or torch.float16", repr(dtype))
-    planned = (ctypes.c_int32 * 10)()
+    planned = (ctypes.c_int32 * 8)()
     status = policy_library().gvr_topk_make_plan(
         rows,
         width,

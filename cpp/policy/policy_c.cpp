@@ -35,8 +35,8 @@ GVR_TOPK_EXPORT int32_t gvr_topk_values_of_solo_row(int32_t family, int32_t widt
   return is_solo ? gvr_topk::values_of_solo_row(length) : 0;
 }
 
-// Fills plan[10]: path, family, CTAs per row, threads, values per thread, list capacity, candidate capacity,
-// masks, ring depth, staged results. Returns the PlanProblem, 0 for none.
+// Fills plan[8]: path, family, CTAs per row, threads, values per thread, list capacity, ring depth, staged
+// results. Returns the PlanProblem, 0 for none.
 GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t k, int32_t dtype,
                                            int32_t path, int32_t sm_count, int32_t arch, int32_t ctas_per_row,
                                            int32_t max_ctas, int32_t* plan) {
@@ -59,9 +59,7 @@ GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t 
   plan[3] = planned.threads;
   plan[4] = planned.values_per_thread;
   plan[5] = planned.list_capacity;
-  plan[6] = planned.candidate_capacity;
-  plan[7] = planned.masks;
-  plan[8] = planned.ring_depth;
-  plan[9] = planned.staged;
+  plan[6] = planned.ring_depth;
+  plan[7] = planned.staged;
   return 0;
 }

@@ -115,8 +115,6 @@ inline uint64_t capability_key(const StreamContext& context, const Plan& plan, D
   add(static_cast<uint64_t>(log2_of(plan.values_per_thread / kMinValuesPerThread)), 2);
   add(static_cast<uint64_t>(dtype), 2);
   add(static_cast<uint64_t>(plan.list_capacity / 1024), 5);
-  add(static_cast<uint64_t>(plan.masks / kClusterThreads), 8);
-  add(static_cast<uint64_t>(plan.ring_depth), 2);
   return fits ? key : 0;
 }
 

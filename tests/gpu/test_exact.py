@@ -265,6 +265,22 @@ def test_longest_rows_of_one_cta(k: int, family: str, dtype: torch.dtype) -> Non
         assert wrong_rows(got, logits, lengths, k) == [], zscore
 
 
+@pytest.mark.parametrize("ctas", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pad", [0, 5])
+def test_large_k_in_clusters_of_every_size(ctas: int, dtype: torch.dtype, pad: int) -> None:
+    """Around the k from which a second sample narrows the interval, up to all elements but one."""
+    n = 300_001
+    assert plan(rows=1, width=n + pad, k=2049, dtype=dtype, ctas_per_row=ctas).family == "fallback"
+    names, rows = adversarial_batch(n, 9000, dtype)
+    logits = place(rows, pad=pad)
+    lengths = full_lengths(logits)
+    lengths[::3] -= 40_000
+    for k in (8192, 8193, 20_000, n // 2, n - 1):
+        got = run_forced(logits, lengths, k, ctas)
+        assert [names[r] for r in wrong_rows(got, logits, lengths, k)] == [], k
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shift", [0, 1, 3])

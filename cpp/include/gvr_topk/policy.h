@@ -125,10 +125,9 @@ constexpr int32_t kMinValuesPerThread = 8;
 constexpr int32_t kValuesPerThread = 16;
 constexpr int32_t kWideValuesPerThread = 32;
 constexpr int32_t kMaxValuesPerThread = 64;
-constexpr int32_t kStepElements = kClusterThreads * kValuesPerThread;
 constexpr int32_t kMaxClusterSize = 16;
 // Tiles per warp that are being loaded at once while a long row streams through shared memory. They take 96
-// KB, which keeps DRAM busy. Consumer Blackwell (120) has 99 KB for a block and loads without such a ring.
+// KB, which keeps DRAM busy. Consumer Blackwell (120) has 99 KB for a block, and loads one tile at a time.
 constexpr int32_t kRingDepth = 3;
 
 struct PlanInput {
@@ -149,10 +148,8 @@ struct Plan {
   int32_t ctas_per_row;
   int32_t threads;
   int32_t values_per_thread;
-  int32_t list_capacity;       // candidate keys one CTA can receive
-  int32_t candidate_capacity;  // elements one CTA can collect for selection
-  int32_t masks;       // selection masks of one CTA for rows that do not fit its registers; 0 if they do
-  int32_t ring_depth;  // kRingDepth, or 0: loads go to registers. The streaming kernel always has a pipeline
+  int32_t list_capacity;  // candidate keys one CTA can receive
+  int32_t ring_depth;     // tiles per warp that are being loaded at once where a row streams
   // Results of one row that are staged in shared memory: min(k, width), because a row that is no longer than
   // k is written without a selection.
   int32_t staged;
@@ -176,10 +173,6 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t warp_span(int32_t n, int32_t log2_ctas, i
 
 GVR_TOPK_HOST_DEVICE constexpr int32_t element_bytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
 
-GVR_TOPK_HOST_DEVICE constexpr int32_t steps_of(int32_t span) {
-  return (span + 32 * kValuesPerThread - 1) / (32 * kValuesPerThread);
-}
-
 // Consumer Blackwell offers neither clusters of 16, which need the non-portable size, nor the 227 KB of
 // shared memory that the ring and the paper's kernel need.
 GVR_TOPK_HOST_DEVICE constexpr bool is_small_arch(int32_t arch) { return arch >= 120; }
@@ -194,7 +187,7 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t max_resident_values(int32_t arch) {
   return is_small_arch(arch) ? kValuesPerThread : kWideValuesPerThread;
 }
 
-// The selection masks of one CTA, two bytes for 16 elements, must fit its shared memory.
+// Longer rows are shared by several CTAs, however many rows there are.
 constexpr int64_t kMaxElementsPerCta = int64_t{1} << 20;
 constexpr int64_t kMaxElementsPerSmallCta = int64_t{1} << 18;
 GVR_TOPK_HOST_DEVICE constexpr int64_t max_elements_per_cta(int32_t arch) {
@@ -259,8 +252,8 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t values_of_solo_row(int32_t length) {
 
 // CTAs per row. All rows together take at most half of the SMs: a cluster lives in one GPC of 16 or 18 SMs,
 // so large clusters never fill the chip, and a second wave costs more than halving the cluster. Clusters of
-// two do fill the chip, and where even those do not fit, each row takes one CTA. A row whose selection masks
-// do not fit in one CTA takes more CTAs nevertheless. In the sweep (eval/results/h200/tune.json) no other
+// two do fill the chip, and where even those do not fit, each row takes one CTA. A row that is too long for
+// one CTA takes more CTAs nevertheless. In the sweep (eval/results/h200/tune.json) no other
 // size is faster by more than a twentieth. `max_ctas` caps the size, because a cluster starts only when one
 // GPC has room for all of it: 16 CTAs wait for a whole free GPC, and while another kernel occupies 32 SMs or
 // more they wait until that kernel ends; 8 CTAs still start beside 64 occupied SMs and 4 beside 96 (measured
@@ -314,10 +307,7 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t choose_values_per_thread(Family family, i
   return per_thread <= kWideValuesPerThread ? kWideValuesPerThread : kMaxValuesPerThread;
 }
 
-// A long list does not fit beside more than kManyMasks selection masks (two bytes each), and a ring does not
-// fit beside more than kMaxMasksWithRing.
-constexpr int32_t kManyMasks = 8192;
-constexpr int32_t kMaxMasksWithRing = 32768;
+// Keys that the CTAs of a cluster can list together.
 constexpr int32_t kLongList = 16384;
 
 GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
@@ -329,21 +319,14 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   const int64_t per_thread = (in.width + threads - 1) / threads;
   plan.family = choose_family(in, plan.ctas_per_row, per_thread);
   plan.values_per_thread = choose_values_per_thread(plan.family, per_thread);
-  const int32_t steps = steps_of(
-      warp_span(static_cast<int32_t>(in.width), log2_of(plan.ctas_per_row), element_bytes(in.dtype)));
-  plan.masks = steps > 1 ? steps * kClusterThreads : 0;
-  // The list takes what the ring and the masks of the longest rows leave of one SM's shared memory. In a
-  // streaming cluster of few CTAs, few CTAs share the list, and the candidate buffer needs the memory more.
-  plan.list_capacity = plan.masks > kManyMasks ? 6144 : kLongList;
-  if (plan.family == Family::kStreaming && plan.masks <= kManyMasks) {
-    plan.list_capacity = plan.ctas_per_row <= 4 ? 8192 : 11264;
-  }
-  plan.candidate_capacity = 2560;
-  plan.ring_depth = plan.masks > 0 && plan.masks <= kMaxMasksWithRing ? kRingDepth : 0;
+  // In a streaming cluster of few CTAs, few CTAs share the list, and the candidate buffer needs the memory
+  // more.
+  plan.list_capacity = plan.family != Family::kStreaming ? kLongList : plan.ctas_per_row <= 4 ? 8192 : 11264;
+  plan.ring_depth = kRingDepth;
   plan.staged = static_cast<int32_t>(in.k < in.width ? in.k : in.width);
   if (is_small_arch(in.arch)) {
     plan.list_capacity = 4096;
-    plan.ring_depth = 0;
+    plan.ring_depth = 1;
   }
   return plan;
 }

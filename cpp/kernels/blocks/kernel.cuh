@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const LaunchTraits traits(0, 0, launch_traits.flags & kFlags);
   BlocksShared& own = *reinterpret_cast<BlocksShared*>(storage);
   ptx::grid_take_over();
-  RowJob<T, false> job(p.topk, traits, SmemLayout{}, storage + ptx::unknown_zero(), true);
+  RowJob<T, false> job(p.topk, traits, storage + ptx::unknown_zero(), true);
   RowContext<T>& ctx = job.ctx;
   int given[kGivenPerThread];
   if constexpr (kGiven) {

@@ -21,7 +21,7 @@ GVR_DEVICE void for_each_claim(const TopkParams& p, Visit visit) {
   }
 }
 
-inline __global__ void __launch_bounds__(kClaimThreads) claim_slots(const __grid_constant__ TopkParams p) {
+static __global__ void __launch_bounds__(kClaimThreads) claim_slots(const __grid_constant__ TopkParams p) {
   for_each_claim(p, [](int, int32_t* claim) { *claim = kNoClaim; });
   __syncthreads();
   for_each_claim(p, [](int row, int32_t* claim) { atomicMax(claim, claim_of(row)); });

@@ -11,13 +11,12 @@ struct ClusterLaunch {
   const TopkParams& params;
   const Plan& plan;
   LaunchTraits traits;
-  SmemLayout layout;
   const LaunchTarget& target;
 };
 
 template <typename T>
 ClusterLaunch make_cluster_launch(const TopkParams& params, const Plan& plan, const LaunchTarget& target) {
-  return ClusterLaunch{params, plan, describe_launch<T>(params, plan), make_layout(plan), target};
+  return ClusterLaunch{params, plan, describe_launch<T>(params, plan), target};
 }
 
 // The grid is rows * ctas CTAs of kThreads threads, in clusters of `ctas`.
@@ -25,7 +24,7 @@ template <auto kKernel>
 cudaError_t launch_clusters(const ClusterLaunch& launch, size_t shared) {
   const int ctas = launch.plan.ctas_per_row;
   const LaunchConfig config(dim3(launch.params.rows * ctas), dim3(kThreads), shared, ctas, launch.target);
-  return launch_kernel<kKernel>(config, launch.traits, launch.params, launch.layout);
+  return launch_kernel<kKernel>(config, launch.traits, launch.params);
 }
 
 }  // namespace gvr_topk

@@ -82,7 +82,7 @@ constexpr int kHeaderVecs = sizeof(Header) / sizeof(uint4);
 static_assert(kHeaderVecs == 2);
 
 // The combined headers of a cluster. All CTAs have the same headers and so the same result, except for
-// `above_before` and `collected`.
+// `above_before`.
 struct CountResult {
   bool agreed;            // All CTAs used the same length and interval.
   bool contains_k;        // All CTAs agreed, and the k-th key lies in the interval.
@@ -92,7 +92,6 @@ struct CountResult {
   uint32_t rank;          // rank of the k-th key from the top, among the elements inside
   uint32_t inside;        // elements inside the interval
   uint32_t equal;         // elements inside that equal the tie key
-  uint32_t collected;     // Candidates of this CTA. If they exceed the capacity, none were collected.
 };
 
 // Everything that all CTAs of a cluster know about a row whose guessed interval has missed. The later stages

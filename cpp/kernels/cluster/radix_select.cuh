@@ -116,27 +116,4 @@ GVR_DEVICE KeyInterval radix_select(const RowContext<T>& ctx, const KeyInterval&
   return KeyInterval{range.base, range.base + range.length, kGuessNone};
 }
 
-// Radix rounds over all elements of the row.
-template <typename T>
-GVR_DEVICE KeyInterval radix_select(const RowContext<T>& ctx, Tile<T>& tile, const KeyInterval& range,
-                                    uint32_t& exchanges, int& rounds) {
-  return radix_select(ctx, range, exchanges, rounds, [&](RadixBins& bins) {
-    ctx.for_each_tile(tile, [&](int, int begin) {
-      uint32_t valid = valid_bits<T>(begin, ctx.end, ctx.lane);
-#pragma unroll 1  // The vectors of the tile rotate, so that the code of one vector serves all.
-      for (int j = 0; j < Tile<T>::kVecs; ++j) {
-        const uint4 first = tile.vec[0];
-#pragma unroll
-        for (int e = 0; e < kPerVec<T>; ++e) {
-          if ((valid >> e & 1) != 0) bins.add(order_key(element<T>(first, e)));
-        }
-        valid >>= kPerVec<T>;
-#pragma unroll
-        for (int i = 0; i < Tile<T>::kVecs - 1; ++i) tile.vec[i] = tile.vec[i + 1];
-        tile.vec[Tile<T>::kVecs - 1] = first;
-      }
-    });
-  });
-}
-
 }  // namespace gvr_topk

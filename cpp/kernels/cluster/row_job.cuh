@@ -166,26 +166,25 @@ struct RowJob {
   RowContext<T> ctx;
   bool writer;  // whether this thread writes the outputs that exist once per row
 
-  GVR_DEVICE RowJob(const TopkParams& p, const LaunchTraits& traits, const SmemLayout& layout,
-                    unsigned char* storage, bool known_sizes = false) {
+  GVR_DEVICE RowJob(const TopkParams& p, const LaunchTraits& traits, unsigned char* storage,
+                    bool known_sizes = false) {
     row = blockIdx.x >> traits.log2_ctas();
     request = request_of(p, traits, row);
     const int32_t* lengths = p.seq_lens + (traits.has(LaunchTraits::kRowLengths) ? row : request);
     ptx::load_if(threadIdx.x == 0, seq_len, lengths);  // This load is issued first.
     requested_slot = load_requested_slot(p, traits, row, request);
-    ctx = make_context<T>(p, traits, layout, row_buffer<T>(p, traits.has(LaunchTraits::kAligned), row),
-                          storage, known_sizes);
+    ctx = make_context<T>(p, traits, row_buffer<T>(p, traits.has(LaunchTraits::kAligned), row), storage,
+                          known_sizes);
     writer = ctx.rank == 0 && ctx.thread == 0;
   }
 
   // The job of a row whose slot and length have already been read, for out-of-line functions.
-  GVR_DEVICE RowJob(const TopkParams& p, const LaunchTraits& traits, const SmemLayout& layout,
-                    unsigned char* storage, int slot, int length)
+  GVR_DEVICE RowJob(const TopkParams& p, const LaunchTraits& traits, unsigned char* storage, int slot,
+                    int length)
       : row(blockIdx.x >> traits.log2_ctas()), requested_slot(slot) {
     request = request_of(p, traits, row);
-    ctx = make_context<T>(p, traits, layout, row_buffer<T>(p, traits.has(LaunchTraits::kAligned), row),
-                          storage);
-    ctx.set_length(length);
+    ctx = make_context<T>(p, traits, row_buffer<T>(p, traits.has(LaunchTraits::kAligned), row), storage);
+    ctx.row.n = length;
     writer = ctx.rank == 0 && ctx.thread == 0;
   }
 
@@ -199,7 +198,7 @@ struct RowJob {
     if (kOptions && ctx.thread == 0) smem.facts.owns_slot = owns_slot(p, traits);
     if (traits.has(LaunchTraits::kCounts) && writer) p.counts[row] = min(length, ctx.k);
     __syncthreads();
-    ctx.set_length(smem.facts.length);
+    ctx.row.n = smem.facts.length;
   }
 
   GVR_DEVICE int slot(const TopkParams& p, const LaunchTraits& traits) const {
@@ -313,12 +312,14 @@ struct RowJob {
   // when it read the row's length.
   GVR_DEVICE void finish_dropped(const TopkParams& p, const LaunchTraits& traits, const OutputWriter& output,
                                  int items) const {
-    if (!kOptions || !traits.has(LaunchTraits::kDropMasked)) return;
+    if constexpr (kOptions) {
+      if (!traits.has(LaunchTraits::kDropMasked)) return;
 #pragma unroll 1
-    for (int i = items + ctx.rank * kThreads + ctx.thread; i < ctx.k; i += ctx.ctas * kThreads) {
-      output.put(i, -1);
+      for (int i = items + ctx.rank * kThreads + ctx.thread; i < ctx.k; i += ctx.ctas * kThreads) {
+        output.put(i, -1);
+      }
+      if (traits.has(LaunchTraits::kCounts) && ctx.rank == 0 && ctx.thread == 0) p.counts[row] = items;
     }
-    if (traits.has(LaunchTraits::kCounts) && ctx.rank == 0 && ctx.thread == 0) p.counts[row] = items;
   }
 
   // Counts hits of the last step's positions for the statistics, before this step's positions overwrite them.

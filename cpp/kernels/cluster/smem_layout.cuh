@@ -15,12 +15,6 @@ namespace gvr_topk {
 
 static_assert(Histogram::kGroups == kWarps && Histogram::kBins == 2 * kThreads);
 
-// An element at or above the interval's lower end, which may be selected.
-struct alignas(8) Candidate {
-  int32_t position;
-  uint32_t key;
-};
-
 // Shared memory of a CTA. There are three kinds of regions. Regions of different kinds do not overlay each
 // other, except for `landing` and `hist`. Other CTAs write only `Inbox` and `KeyList` (cluster/messages.cuh):
 //
@@ -64,8 +58,6 @@ struct alignas(128) Shared {
       uint32_t sent[kThreads];                 // guess: this CTA's part of the cluster's sample
       alignas(16) uint4 sample[kThreads / 4];  // guess: the sample, one key per thread
     };
-    // Collect: the number of candidates in each tile of each warp, later the number in all tiles before it.
-    alignas(8) uint16_t tile_candidates[kMaxSteps * kWarps];
     uint8_t buffer_chunks[kWarps][kMaxBufferChunks];  // collect: numbers of the chunks of each warp
   };
   alignas(16) uint32_t warp_top8[kGreatestOfSample];  // guess: the greatest 8 keys of each warp's sample
@@ -81,14 +73,6 @@ struct alignas(128) Shared {
 // call out of line.
 extern __shared__ __align__(128) unsigned char storage[];
 
-// Sizes of the regions behind `Shared` that are read late. Sizes that are read early travel in
-// `LaunchTraits`.
-struct SmemLayout {
-  int candidate_capacity;
-  int masks;          // selection masks of one CTA; 0 when the row fits in registers
-  int buffer_chunks;  // chunks of the streaming kernel's candidate buffer
-};
-
 constexpr size_t kLaneTileBytes = 4 * kValuesPerThread;  // for the widest dtype
 
 // Bytes of `Shared`, the key list and a ring of `depth` tiles for every thread.
@@ -96,20 +80,15 @@ GVR_TOPK_HOST_DEVICE constexpr size_t fixed_bytes(int list_capacity, int depth) 
   return sizeof(Shared) + sizeof(uint32_t) * list_capacity + depth * kThreads * kLaneTileBytes;
 }
 
-// Bytes of everything that the fallback needs. Masks and candidates lie behind the list and the ring.
-inline constexpr size_t shared_bytes(const LaunchTraits& traits, const SmemLayout& layout) {
-  return fixed_bytes(traits.list_capacity(), traits.has(LaunchTraits::kRing) ? kRingDepth : 0) +
-         sizeof(Candidate) * layout.candidate_capacity + sizeof(uint16_t) * layout.masks;
+// Bytes of everything that the fallback needs with rings of `depth` tiles. Behind the rings lies one byte for
+// each key that the CTA can list.
+inline constexpr size_t fallback_bytes(const LaunchTraits& traits, int depth) {
+  return fixed_bytes(traits.list_capacity(), depth) + (traits.list_capacity() >> traits.log2_ctas());
 }
 
-inline constexpr SmemLayout make_layout(const Plan& plan) {
-  SmemLayout layout{plan.candidate_capacity, plan.masks, 0};
-  if (plan.family == Family::kStreaming) {
-    const size_t left =
-        (shared_bytes_of_block(90) - fixed_bytes(plan.list_capacity, kRingDepth)) / kChunkBytes;
-    layout.buffer_chunks = left < kMaxBufferChunks ? static_cast<int>(left) : kMaxBufferChunks;
-  }
-  return layout;
+// Bytes of everything that the streaming kernel needs: its candidate buffer follows the rings.
+inline constexpr size_t streaming_bytes(const LaunchTraits& traits) {
+  return fixed_bytes(traits.list_capacity(), kRingDepth) + kMaxBufferChunks * kChunkBytes;
 }
 
 // The most elements that one CTA selects from, in registers or in its candidate buffer.
@@ -127,18 +106,18 @@ static_assert(kMaxBufferChunks * kChunk <= kMaxCounted);
 inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
   const Plan plan = make_plan(PlanInput{1, width, k, Dtype::kFloat32, Path::kAuto, 132, arch, ctas});
   const LaunchTraits traits = make_traits(plan);
-  const SmemLayout layout = make_layout(plan);
-  return shared_bytes(traits, layout) <= static_cast<size_t>(shared_bytes_of_block(arch)) &&
+  const bool streams = plan.family == Family::kStreaming;
+  return (streams ? streaming_bytes(traits) : fallback_bytes(traits, plan.ring_depth)) <=
+             static_cast<size_t>(shared_bytes_of_block(arch)) &&
          fixed_bytes(traits.list_capacity(), 0) % alignof(Shared) == 0 &&
          (traits.list_capacity() >> traits.log2_ctas()) % kKeysPerVec == 0 &&
          traits.list_capacity() >> traits.log2_ctas() >= kRadixBins &&
-         traits.list_capacity() + kMaxCounted < 1 << 16 &&
-         (plan.family != Family::kStreaming ||
-          (layout.buffer_chunks * kChunkBytes >= (2 * kMaxProbes - 1) * kThreads * sizeof(uint4) &&
-           layout.buffer_chunks >= (kStreamingMaxK + kWideInterval) / kChunk + kWarps));
+         traits.list_capacity() + kMaxCounted < 1 << 16;
 }
-static_assert(fits(90, kMaxElementsPerCta, 1, kStreamingMaxK) && fits(90, kMaxElementsPerCta, 1, kMaxWidth));
-static_assert(fits(90, kMaxElementsPerCta / 2, 1, kMaxWidth) && fits(90, kMaxWidth / 4, 1, kStreamingMaxK));
+static_assert(kMaxBufferChunks * kChunkBytes >= (2 * kMaxProbes - 1) * kThreads * sizeof(uint4) &&
+              kMaxBufferChunks >= (kStreamingMaxK + kWideInterval) / kChunk + kWarps);
+static_assert(fits(90, kMaxWidth, 1, kStreamingMaxK) && fits(90, kMaxWidth, 1, kMaxWidth));
+static_assert(fits(90, kMaxWidth / 4, 1, kStreamingMaxK));
 static_assert(fits(90, kMaxWidth / 8, 4, kStreamingMaxK) && fits(90, kMaxWidth, 16, kStreamingMaxK));
 static_assert(fits(90, kMaxWidth / 8, 16, kStreamingMaxK));  // in registers
 static_assert(fits(120, kMaxElementsPerSmallCta, 1, kStreamingMaxK) && fits(120, kMaxWidth, 8, kMaxWidth));

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/config.cuh"
+#include "core/lane_ranks.cuh"
 #include "ptx/warp.cuh"
 
 namespace gvr_topk {
@@ -87,19 +88,12 @@ struct ChunkedStore {
   // nothing is appended.
   template <typename Put>
   GVR_DEVICE void append(uint32_t* used, uint32_t selected, int lane, Put put) {
-    const uint32_t lanes = __ballot_sync(0xffffffffu, selected != 0);
-    if (lanes == 0) return;
-    int before = __popc(lanes & ((1u << lane) - 1)), added = __popc(lanes);
-    if (__ballot_sync(0xffffffffu, (selected & (selected - 1)) != 0) != 0) {
-      const int mine = __popc(selected);
-      before = static_cast<int>(ptx::inclusive_scan(mine));
-      added = __shfl_sync(0xffffffffu, before, 31);
-      before -= mine;
-    }
+    if (__ballot_sync(0xffffffffu, selected != 0) == 0) return;
+    const LaneRank rank = rank_lanes(selected, lane);
     const int old_shift = shift, old_room = room;
-    if (count + added > room && !claim_chunks(used, added, lane)) return;
-    int next = count + before;
-    count += added;
+    if (count + rank.all > room && !claim_chunks(used, rank.all, lane)) return;
+    int next = count + rank.before;
+    count += rank.all;
 #pragma unroll 1
     for (; selected != 0; selected &= selected - 1) {
       put(__ffs(selected) - 1, (next < old_room ? old_shift : shift) + next);

@@ -19,7 +19,6 @@ constexpr int32_t kArch = kMinArch;
 constexpr int kThreads = kClusterThreads;
 constexpr int kLog2Threads = log2_of(kThreads);
 constexpr int kWarps = kThreads / 32;
-constexpr int kMaxSteps = kMaxElementsPerCta / kStepElements;
 
 constexpr int kRankDirectly = 32;  // Up to this many keys are ranked by comparison within one warp.
 constexpr int kKeysPerVec = 4;     // keys per 16-byte transaction store

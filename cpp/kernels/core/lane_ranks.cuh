@@ -61,6 +61,24 @@ GVR_DEVICE uint32_t for_each_in_order(uint32_t bits, int vecs, int lane, Visit v
   return before;
 }
 
+// How many bits the earlier lanes have set, and all lanes of the warp.
+struct LaneRank {
+  int before, all;
+};
+
+// All lanes take part. A scan is only needed if a lane has set several bits.
+GVR_DEVICE LaneRank rank_lanes(uint32_t bits, int lane) {
+  const uint32_t lanes = __ballot_sync(0xffffffffu, bits != 0);
+  LaneRank rank{__popc(lanes & ((1u << lane) - 1)), __popc(lanes)};
+  if (__ballot_sync(0xffffffffu, (bits & (bits - 1)) != 0) != 0) {
+    const int count = __popc(bits);
+    rank.before = static_cast<int>(ptx::inclusive_scan(count));
+    rank.all = __shfl_sync(0xffffffffu, rank.before, 31);
+    rank.before -= count;
+  }
+  return rank;
+}
+
 // The rank-th largest of the keys that the first `count` lanes hold, found by comparing all keys with each
 // other.
 GVR_DEVICE uint32_t rank_directly(uint32_t key, int count, uint32_t rank, int lane) {

@@ -27,25 +27,24 @@ enum class Specialization {
 // reads them before all else.
 struct alignas(8) LaunchTraits {
   enum Flag : uint32_t {
-    kRing = 1 << 0,           // rows of several tiles per warp pass through a ring in shared memory
-    kUseHint = 1 << 1,        // the hint and the state may be used; without it a sample of the row is used
-    kAligned = 1 << 2,        // every row starts at a multiple of 16 bytes
-    kWholeVectors = 1 << 3,   // rows are aligned, and their buffers are whole 16-byte vectors
-    kReadsState = 1 << 4,     // the state of the last step may be used
-    kSlotIsRequest = 1 << 5,  // the state is read, and lies in the slot of the request's own number
-    kDraftRows = 1 << 6,      // requests have several rows
-    kRowSlots = 1 << 7,       // `row_slot` names the slots
-    kStats = 1 << 8,          // statistics are written
-    kWritesState = 1 << 9,    // state or positions are left for the next step
-    kVectorStores = 1 << 10,  // results are not translated, and may be written 16 bytes at a time
-    kRowLengths = 1 << 11,    // requests have several rows, and lengths are given by row
-    kCounts = 1 << 12,        // the number of items of each row is written
-    kStateByRow = 1 << 13,    // each row's next state goes to `next_state`, and slots stay as they are
-    kRadixOnly = 1 << 14,     // no interval is guessed: radix rounds decide
-    kCompressed = 1 << 15,    // several keys share a score
-    kSharedSlots = 1 << 16,   // positions are kept, and several rows may name the same slot
-    kDropMasked = 1 << 17,    // scores of -inf are not selected
-    kClaimedSlots = 1 << 18,  // as kSharedSlots, and a launch before this one has claimed the slots
+    kUseHint = 1 << 0,        // the hint and the state may be used; without it a sample of the row is used
+    kAligned = 1 << 1,        // every row starts at a multiple of 16 bytes
+    kWholeVectors = 1 << 2,   // rows are aligned, and their buffers are whole 16-byte vectors
+    kReadsState = 1 << 3,     // the state of the last step may be used
+    kSlotIsRequest = 1 << 4,  // the state is read, and lies in the slot of the request's own number
+    kDraftRows = 1 << 5,      // requests have several rows
+    kRowSlots = 1 << 6,       // `row_slot` names the slots
+    kStats = 1 << 7,          // statistics are written
+    kWritesState = 1 << 8,    // state or positions are left for the next step
+    kVectorStores = 1 << 9,   // results are not translated, and may be written 16 bytes at a time
+    kRowLengths = 1 << 10,    // requests have several rows, and lengths are given by row
+    kCounts = 1 << 11,        // the number of items of each row is written
+    kStateByRow = 1 << 12,    // each row's next state goes to `next_state`, and slots stay as they are
+    kRadixOnly = 1 << 13,     // no interval is guessed: radix rounds decide
+    kCompressed = 1 << 14,    // several keys share a score
+    kSharedSlots = 1 << 15,   // positions are kept, and several rows may name the same slot
+    kDropMasked = 1 << 16,    // scores of -inf are not selected
+    kClaimedSlots = 1 << 17,  // as kSharedSlots, and a launch before this one has claimed the slots
     kPlainRowFlags = kAligned | kWholeVectors,
     kCommonFlags = kPlainRowFlags | kUseHint | kReadsState | kWritesState,
     kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots | kRowLengths | kCounts | kStateByRow |
@@ -71,8 +70,7 @@ struct alignas(8) LaunchTraits {
   GVR_TOPK_HOST_DEVICE constexpr bool has_common_sizes() const { return sizes == common_one_row().sizes; }
 
   GVR_TOPK_HOST_DEVICE constexpr Specialization specialization() const {
-    const uint32_t tested =
-        flags & ~uint32_t{kRing | kVectorStores};  // Each of these two flags concerns one kernel only.
+    const uint32_t tested = flags & ~uint32_t{kVectorStores};  // This flag concerns one kernel only.
     if (tested == common_one_row().flags) return Specialization::kCommonOneRow;
     if (tested == (kCommonFlags | kRowSlots)) return Specialization::kCommonSlotted;
     if ((tested & ~uint32_t{kUseHint}) == kPlainRowFlags) return Specialization::kNoState;
@@ -83,10 +81,10 @@ struct alignas(8) LaunchTraits {
   // The launch flags, with those that the specialization fixes replaced by constants.
   template <Specialization kSpecialization>
   GVR_DEVICE uint32_t specialized_flags() const {
-    if (kSpecialization == Specialization::kCommon) return (flags & (kRing | kVaryingFlags)) | kCommonFlags;
-    if (kSpecialization == Specialization::kCommonOneRow) return (flags & kRing) | common_one_row().flags;
-    if (kSpecialization == Specialization::kCommonSlotted) return (flags & kRing) | kCommonFlags | kRowSlots;
-    if (kSpecialization == Specialization::kNoState) return (flags & (kRing | kUseHint)) | kPlainRowFlags;
+    if (kSpecialization == Specialization::kCommon) return (flags & kVaryingFlags) | kCommonFlags;
+    if (kSpecialization == Specialization::kCommonOneRow) return common_one_row().flags;
+    if (kSpecialization == Specialization::kCommonSlotted) return kCommonFlags | kRowSlots;
+    if (kSpecialization == Specialization::kNoState) return (flags & kUseHint) | kPlainRowFlags;
     return flags;
   }
 
@@ -95,8 +93,7 @@ struct alignas(8) LaunchTraits {
   // become constants.
   template <bool kOptions>
   GVR_DEVICE LaunchTraits out_of_line() const {
-    constexpr uint32_t kVarying =
-        kVaryingFlags | kRing | kUseHint | kReadsState | kWritesState | kVectorStores;
+    constexpr uint32_t kVarying = kVaryingFlags | kUseHint | kReadsState | kWritesState | kVectorStores;
     LaunchTraits traits = *this;
     if (!kOptions) traits.flags = (flags & kVarying) | kPlainRowFlags;
     return traits;
@@ -127,7 +124,7 @@ static_assert(LaunchTraits::common_one_row().specialization() == Specialization:
 
 // The traits that the plan alone decides, without those that depend on the call's parameters and buffers.
 inline constexpr LaunchTraits make_traits(const Plan& plan) {
-  uint32_t flags = plan.ring_depth > 0 ? LaunchTraits::kRing : 0;
+  uint32_t flags = 0;
   if (plan.path == Path::kAuto || plan.path == Path::kPaperGvr) flags |= LaunchTraits::kUseHint;
   if (plan.path == Path::kRadixRounds) flags |= LaunchTraits::kRadixOnly;
   return LaunchTraits(log2_of(plan.ctas_per_row), plan.list_capacity, flags);

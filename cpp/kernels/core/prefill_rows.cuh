@@ -59,7 +59,8 @@ struct AlignedWindow {
     length = lead + window.n;
   }
 
-  GVR_DEVICE RowView<T> view() const { return RowView<T>{data, length, true}; }
+  // The window itself, which may start anywhere.
+  GVR_DEVICE RowView<T> view() const { return RowView<T>{data + lead, length - lead, lead == 0}; }
 };
 
 // The rows of a CTA, in runs of neighbours: neighbouring rows are alike, so each predicts the next. The rows

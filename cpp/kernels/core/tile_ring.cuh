@@ -3,11 +3,20 @@
 // or on their addresses, so that 16-byte reads of neighbouring lanes fall into different banks.
 #pragma once
 
-#include "core/row_view.cuh"
+#include <utility>
+
+#include "core/key.cuh"
+#include "core/lane_ranks.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
 namespace gvr_topk {
+
+// A warp covers 512 consecutive elements of a row at a time, and fetches them vector by vector, 16 bytes a
+// lane.
+constexpr int kTileElements = 32 * kValuesPerThread;
+template <typename T>
+constexpr int kGroup = 32 * kPerVec<T>;  // elements of one vector over the warp
 
 // Fetches the last tile of a part, with -inf behind the part's end. `target`: shared address of the first
 // vector that this lane fetches; its other vectors follow in steps of a group. `left`: elements from `from`
@@ -15,17 +24,17 @@ namespace gvr_topk {
 template <typename T>
 __device__ __noinline__ void fetch_end(uint32_t target, const T* from, int left) {
 #pragma unroll
-  for (int j = 0; j < Tile<T>::kVecs; ++j) {
-    const int there = left - j * Tile<T>::kGroup;
+  for (int j = 0; j < kVecsOfTile<T>; ++j) {
+    const int there = left - j * kGroup<T>;
     const uint32_t vec = target + j * 32 * sizeof(uint4);
     if (there >= kPerVec<T>) {
-      ptx::copy_async(vec, from + j * Tile<T>::kGroup);
+      ptx::copy_async(vec, from + j * kGroup<T>);
     } else {
       ptx::store_shared(vec, negative_infinity_vec<T>());
       // Memory behind the end of the buffer must not be read.
 #pragma unroll 1
       for (int e = 0; e < there; ++e) {
-        ptx::store_shared(vec + e * sizeof(T), from[j * Tile<T>::kGroup + e]);
+        ptx::store_shared(vec + e * sizeof(T), from[j * kGroup<T> + e]);
       }
     }
   }
@@ -33,7 +42,7 @@ __device__ __noinline__ void fetch_end(uint32_t target, const T* from, int left)
 
 template <typename T, int kDepth>
 struct TileRing {
-  static constexpr int kVecs = Tile<T>::kVecs;
+  static constexpr int kVecs = kVecsOfTile<T>;
   static constexpr int kLaneBytes = kVecs * sizeof(uint4);
   static constexpr uint32_t kTileBytes = 32 * kLaneBytes;
   static constexpr uint32_t kBytes = kDepth * kTileBytes;  // of one warp
@@ -67,10 +76,7 @@ struct TileRing {
   // `left`: elements that the warp's part has from the tile's beginning on.
   GVR_DEVICE void fetch(const T* from, int left, uint32_t slot) const {
     if (left >= kTileElements) {
-#pragma unroll
-      for (int j = 0; j < kVecs; ++j) {
-        ptx::copy_async(write_address + slot + j * 32 * sizeof(uint4), from + j * Tile<T>::kGroup, policy);
-      }
+      fetch_vecs(from, slot, std::make_integer_sequence<int, kVecs>());
     } else {
       const int lane = threadIdx.x & 31;
       fetch_end(write_address + slot, from, left - lane * kPerVec<T>);
@@ -83,9 +89,9 @@ struct TileRing {
     const int there = left - lane * kPerVec<T>;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
-      const int count = min(max(there - j * Tile<T>::kGroup, 0), kPerVec<T>);
+      const int count = min(max(there - j * kGroup<T>, 0), kPerVec<T>);
       // Even if nothing is read, the address must be one that could be read.
-      const T* source = count > 0 ? from + j * Tile<T>::kGroup : from - lane * kPerVec<T>;
+      const T* source = count > 0 ? from + j * kGroup<T> : from - lane * kPerVec<T>;
       ptx::copy_async(write_address + slot + j * 32 * sizeof(uint4), source, policy, count * sizeof(T));
     }
   }
@@ -121,70 +127,38 @@ struct TileRing {
     return above;
   }
 
-  GVR_DEVICE float value(uint32_t slot, int index) const {
-    return to_float(ptx::load_shared_element<T>(read_address + slot ^ index * sizeof(T)));
-  }
-};
-
-// Streams each warp's part of a row through the warp's ring. A part is whole tiles, and parts follow each
-// other, so that (warp, tile, lane, index in the lane) is index order.
-//
-// The first part starts at the 16-byte boundary before the row. The elements between that boundary and the
-// row belong to the same allocation, and are fetched but not visited.
-template <typename T, int kBlockWarps, int kDepth>
-struct PartStream {
-  using Ring = TileRing<T, kDepth>;
-  static constexpr int kStep = kBlockWarps * kTileElements;  // one tile of every warp
-
-  // Elements of all parts of a row, if every part is as long as the first.
-  GVR_TOPK_HOST_DEVICE static constexpr int padded(int n) { return (n + kStep - 1) / kStep * kStep; }
-
-  Ring ring;
-  const T* from;  // where this lane fetches the part's first tile
-  int lead;       // elements between the row's 16-byte boundary and the row
-  int begin;      // first element of the part, counted from that boundary
-  int length;     // elements of the part, including those before the row
-  int lane;
-
-  GVR_DEVICE PartStream(const RowView<T>& row, const void* storage, int warp, int lane_)
-      : ring(storage, warp, lane_), lane(lane_) {
-    lead = static_cast<int>(reinterpret_cast<uintptr_t>(row.data) / sizeof(T) % kPerVec<T>);
-    const int n = row.n + lead, part = padded(n) / kBlockWarps;
-    begin = min(warp * part, n);
-    length = min(part, n - begin);
-    from = row.data - lead + begin + lane * kPerVec<T>;
-  }
-
-  // Starts the first copies of a pass over the part.
-  GVR_DEVICE void start() const {
-#pragma unroll
-    for (int step = 0; step < kDepth; ++step) request(step, step * Ring::kTileBytes);
-  }
-
-  // Calls visit(step, slot, bits of this lane's elements that belong to the row) for every tile of a pass
-  // that was started. Bits beyond a lane's elements may be set. No copy is under way afterwards.
+  // Calls visit(index, value) for each of this lane's elements in the tile at `slot`.
   template <typename Visit>
-  GVR_DEVICE void for_each_tile(Visit visit) const {
-    uint32_t slot = 0;
+  GVR_DEVICE void for_each_value(uint32_t slot, Visit visit) const {
 #pragma unroll 1
-    for (int step = 0; step * kTileElements < length; ++step) {
-      ptx::wait_copies<kDepth - 1>();
-      __syncwarp();  // The tile's copies of all lanes have arrived.
-      const int before = begin + step + lane == 0 ? lead : 0;
-      const int left = length - step * kTileElements - lane * kValuesPerThread;
-      visit(step, slot, ptx::bit_range(before, max(left - before, 0)));
-      ptx::reconverge(ptx::unknown_zero());  // All lanes have read the slot.
-      request(step + kDepth, slot);
-      slot = Ring::next(slot);
+    for (int j = 0; j < kVecs; ++j) {
+      const uint4 vec = ptx::load_shared(read_address + slot ^ j * sizeof(uint4));
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e) visit(j * kPerVec<T> + e, element<T>(vec, e));
     }
   }
 
+  // Returns the bits of this lane's elements in the tile at `slot` for which test(key) holds.
+  template <typename Test>
+  GVR_DEVICE uint32_t matching(uint32_t slot, Test test) const {
+    uint32_t bits = 0;
+    for_each_value(slot, [&](int i, float x) { bits |= static_cast<uint32_t>(test(order_key(x))) << i; });
+    return bits;
+  }
+
+  // Returns the shared address of the warp's first slot.
+  GVR_DEVICE uint32_t begin_address(int lane) const {
+    return read_address - lane * kLaneBytes - swizzle(lane);
+  }
+
+  GVR_DEVICE float value(uint32_t slot, int index) const {
+    return to_float(ptx::load_shared_element<T>(read_address + slot ^ index * sizeof(T)));
+  }
+
  private:
-  // An empty group is committed as well, because a wait counts groups.
-  GVR_DEVICE void request(int step, uint32_t slot) const {
-    const int left = length - step * kTileElements;
-    if (left > 0) ring.fetch(from + step * kTileElements, left, slot);
-    ptx::commit_copies();
+  template <int... kVec>
+  GVR_DEVICE void fetch_vecs(const T* from, uint32_t slot, std::integer_sequence<int, kVec...>) const {
+    (ptx::copy_async_at<kVec * 32 * sizeof(uint4)>(write_address + slot, from, policy), ...);
   }
 };
 

@@ -5,18 +5,19 @@
 //
 // Phases:
 // - guess: an interval of keys that is believed to hold the k-th, from the last step's state or from a sample
-//   of the row;
-// - verify: every element is compared with the interval; elements above it are counted, and elements inside
-//   it are listed; one exchange joins the CTAs;
-// - collect: each CTA keeps the positions of its candidates, in index order (fallback/verify.cuh);
+//   of the row; for a large k a second, larger sample narrows it (fallback/narrow.cuh);
+// - verify: the row streams through shared memory, and every element is compared with the interval; elements
+//   above it are counted, and elements inside it are listed; one exchange joins the CTAs;
 // - refine: the exact k-th key is found among the listed ones (cluster/select.cuh);
-// - emit: each CTA writes its selected positions (fallback/emit.cuh).
+// - emit: the row streams once more, and each warp writes its selected positions
+//   (fallback/two_reads.cuh).
 //
 // An interval that misses is moved once, if its counts allow that. After that radix rounds decide
 // (fallback/radix_fallback.cuh). The result never depends on the guess.
 #pragma once
 
 #include "cluster/row_job.cuh"
+#include "fallback/narrow.cuh"
 #include "fallback/radix_fallback.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/warp.cuh"
@@ -25,10 +26,9 @@ namespace gvr_topk::fallback {
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    fallback_topk(const __grid_constant__ LaunchTraits traits, const __grid_constant__ TopkParams p,
-                  const __grid_constant__ SmemLayout layout) {
+    fallback_topk(const __grid_constant__ LaunchTraits traits, const __grid_constant__ TopkParams p) {
   ptx::grid_take_over();
-  RowJob<T, true> job(p, traits, layout, storage);
+  RowJob<T, true> job(p, traits, storage);
   const RowContext<T>& ctx = job.ctx;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
   clock.stamp();
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   job.agree_on_length(p, traits);
   ptx::reconverge(ctx.zero);  // Single threads have published what the block reads.
   if (job.is_short()) {
-    finish_unselected_row(p, traits, layout, job, false);
+    finish_unselected_row(p, traits, job, false);
     return;
   }
 
@@ -50,22 +50,25 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (traits.has(LaunchTraits::kRadixOnly)) {
     // CTAs have to agree on the length before the rounds, so one exchange comes first.
     send_and_wait(ctx, everything, 0, [] {});
-    radix_fallback_from_start<true>(p, traits, layout, ctx, kGuessNone);
+    radix_fallback_from_start<true>(p, traits, ctx, kGuessNone);
     return;
   }
 
-  // Guess. The loads of the row are under way meanwhile.
-  Tile<T> tile;
-  if (ctx.steps == 1) load_tile(ctx.row, ctx.begin, ctx.end, ctx.lane, tile);
+  // Guess.
   state = shared_state(ctx.shared->facts.state);
-  const KeyInterval interval =
-      guess(ctx, job.hint_reason(p, traits, is_known(state)), state, Moments::unknown());
+  KeyInterval interval = guess(ctx, job.hint_reason(p, traits, is_known(state)), state, Moments::unknown());
+  uint32_t exchanges = 0;
+  bool agreed = true;
+  if (!traits.has(LaunchTraits::kReadsState) && needs_narrowing(ctx)) {
+    agreed = narrow(ctx, interval, exchanges++);
+  }
   clock.stamp();
 
-  // Verify, collect, refine and emit.
-  const FallbackState start{FallbackStage::kGuess, interval, interval.source, 0, ctx.row.n};
-  if (!run_stages(p, traits, job, tile, start, clock)) {
-    radix_fallback_from_start<true>(p, traits, layout, ctx, interval.source);
+  // Verify, refine and emit.
+  constexpr int kDepth = is_small_arch(kArch) ? 1 : kRingDepth;
+  const FallbackState start{FallbackStage::kGuess, interval, interval.source, exchanges, 0, ctx.row.n};
+  if (!agreed || !run_stages(p, traits, job, start_stream<kDepth>(ctx), start, clock)) {
+    radix_fallback_from_start<true>(p, traits, ctx, interval.source, exchanges + agreed);
   }
 }
 

@@ -1,29 +1,30 @@
 // Runs the stages after the first guess, for rows of any content: ties, infinities, NaN, intervals that miss.
 // The other kernels keep only their common case inline, and hand all other rows to `radix_fallback`.
 //
-// A row of several tiles per warp streams through tile by tile and leaves one bit per element in the masks.
+// A row is read once to compare it with an interval, once for each radix round, and once to write the
+// selected positions. Nothing of it stays behind between two passes but the listed keys and counts.
 #pragma once
 
 #include "cluster/guess.cuh"
 #include "cluster/radix_select.cuh"
 #include "cluster/row_job.cuh"
-#include "cluster/select.cuh"
 #include "core/row_report.cuh"
-#include "fallback/emit.cuh"
-#include "fallback/verify.cuh"
-#include "ptx/warp.cuh"
+#include "fallback/two_reads.cuh"
 
 namespace gvr_topk::fallback {
 
-template <typename T>
-GVR_DEVICE void emit(const RowContext<T>& ctx, const KeyInterval& interval, const ListedKeys& listed,
-                     uint32_t kth, int items, const CountResult& result, Tile<T>& tile,
-                     const OutputWriter& output, PhaseClock& clock) {
-  if (result.collected <= static_cast<uint32_t>(ctx.candidate_capacity)) {
-    emit_candidates(ctx, interval, listed, kth, items, result.collected, output, clock);
-  } else {
-    emit_elements(ctx, interval, listed, kth, items, tile, output, clock);
-  }
+// Radix rounds over all elements of the row.
+template <typename T, typename Stream>
+GVR_DEVICE KeyInterval radix_select(const RowContext<T>& ctx, const Stream& stream, const KeyInterval& range,
+                                    uint32_t& exchanges, int& rounds) {
+  return gvr_topk::radix_select(ctx, range, exchanges, rounds, [&](RadixBins& bins) {
+    stream.for_each_tile([&](int, uint32_t slot, uint32_t valid) {
+      stream.ring.for_each_value(slot, [&](int i, float value) {
+        if ((valid >> i & 1) != 0) bins.add(order_key(value));
+      });
+    });
+    stream.start();
+  });
 }
 
 // The origin of the interval in use.
@@ -35,31 +36,36 @@ struct FallbackState {
   FallbackStage stage;
   KeyInterval interval;  // the interval to try; radix rounds do not use it
   uint32_t source;       // `GuessSource` of the guess
-  int passes;            // counting passes so far, each with one exchange
+  uint32_t exchanges;    // exchanges so far
+  int passes;            // counting passes so far
   int length;            // length of the row
 };
 
 // Runs everything after the first guess, whatever the row holds. Returns false, with nothing written, if the
 // CTAs turn out to have read different lengths or to have guessed different intervals.
-template <typename T, bool kOptions>
+template <typename T, bool kOptions, typename Stream>
 GVR_DEVICE bool run_stages(const TopkParams& p, const LaunchTraits& traits, const RowJob<T, kOptions>& job,
-                           Tile<T>& tile, FallbackState start, PhaseClock& clock) {
+                           const Stream& stream, const FallbackState& start, PhaseClock& clock) {
   const RowContext<T>& ctx = job.ctx;
   FallbackStage stage = start.stage;
   KeyInterval interval = start.interval, range = KeyInterval::everything();  // where radix rounds start
   CountResult result;
-  uint32_t exchanges = start.passes;
+  WarpCounts own;
+  uint32_t exchanges = start.exchanges;
   int passes = start.passes, rounds = 0, snaps = 0;
 #pragma unroll 1
   while (true) {
     if (stage == FallbackStage::kRadix) {
-      interval = radix_select(ctx, tile, range, exchanges, rounds);
+      interval = radix_select(ctx, stream, range, exchanges, rounds);
       if (ctx.thread == 0) reset_counts(ctx);
       __syncthreads();
     }
-    result = verify(ctx, interval, tile, exchanges++ & 1, clock);
+    result = verify(ctx, stream, interval, exchanges++ & 1, own, clock);
     ++passes;
-    if (!result.agreed && stage == FallbackStage::kGuess) return false;
+    if (!result.agreed && stage == FallbackStage::kGuess) {
+      ptx::wait_copies<0>();
+      return false;
+    }
     // An interval that radix rounds found holds the k-th key by construction.
     if (result.complete || stage == FallbackStage::kRadix) break;
     restart_counts(ctx);
@@ -74,12 +80,13 @@ GVR_DEVICE bool run_stages(const TopkParams& p, const LaunchTraits& traits, cons
   passes += rounds;
   clock.stamp();
   const ListedKeys listed(ctx);
-  const uint32_t kth = select_kth(ctx, interval, listed, result, snaps).key;
+  const Threshold threshold = select_kth(ctx, interval, listed, result, snaps);
+  const uint32_t kth = threshold.key;
   clock.stamp();
   job.count_hint_hits(p, traits, kth);
   const OutputWriter output = job.output(p, traits);
   const int items = job.count_items(traits, kth, result.above);
-  emit(ctx, interval, listed, kth, items, result, tile, output, clock);
+  emit(ctx, stream, interval, listed, own, threshold, items, output, clock);
   job.finish_dropped(p, traits, output, items);
   clock.stamp();
   StepState* const next = job.next_state_slot(p, traits, output);
@@ -92,9 +99,9 @@ GVR_DEVICE bool run_stages(const TopkParams& p, const LaunchTraits& traits, cons
 // Finishes a row that another kernel could not finish, with a length that all CTAs know.
 template <typename T, bool kOptions>
 __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTraits& traits,
-                                            const SmemLayout& layout, FallbackState start) {
-  RowJob<T, kOptions> job(p, traits, layout, storage);
-  job.ctx.set_length(start.length);
+                                            FallbackState start) {
+  RowJob<T, kOptions> job(p, traits, storage);
+  job.ctx.row.n = start.length;
   if (job.is_short()) {
     job.write_short(p, traits);
     return;
@@ -102,20 +109,19 @@ __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTra
   const RowContext<T>& ctx = job.ctx;
   PhaseClock clock(nullptr, 0, false);
   restart_counts(ctx);
-  Tile<T> tile;
-  if (ctx.steps == 1) load_tile(ctx.row, ctx.begin, ctx.end, ctx.lane, tile);
-  run_stages(p, traits, job, tile, start, clock);  // All CTAs have the same interval and length.
+  // All CTAs have the same interval and length, so they agree.
+  run_stages(p, traits, job, start_stream<1>(ctx), start, clock);
 }
 
-// Starts over with radix rounds. CTAs may have read different lengths; the length that the first CTA has read
-// decides.
+// Starts over with radix rounds after some exchanges. CTAs may have read different lengths; the length that
+// the first CTA has read decides.
 template <bool kOptions, typename T>
 GVR_DEVICE void radix_fallback_from_start(const TopkParams& p, const LaunchTraits& traits,
-                                          const SmemLayout& layout, const RowContext<T>& ctx,
-                                          uint32_t source) {
+                                          const RowContext<T>& ctx, uint32_t source, uint32_t exchanges = 1) {
   const int length = ctx.shared->header[0].length;
   radix_fallback<T, kOptions>(
-      p, traits, layout, FallbackState{FallbackStage::kRadix, KeyInterval::everything(), source, 1, length});
+      p, traits,
+      FallbackState{FallbackStage::kRadix, KeyInterval::everything(), source, exchanges, 1, length});
 }
 
 // Finishes a row of which this CTA selects nothing, because it finds the row too short or leaves it to the
@@ -124,8 +130,7 @@ GVR_DEVICE void radix_fallback_from_start(const TopkParams& p, const LaunchTrait
 // exchange samples as well.
 template <typename T, bool kOptions>
 GVR_DEVICE void finish_unselected_row(const TopkParams& p, const LaunchTraits& traits,
-                                      const SmemLayout& layout, const RowJob<T, kOptions>& job,
-                                      bool sampled) {
+                                      const RowJob<T, kOptions>& job, bool sampled) {
   const RowContext<T>& ctx = job.ctx;
   ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
   // The first CTA writes where the slot's claim stands, so all CTAs must have read the claim.
@@ -140,7 +145,7 @@ GVR_DEVICE void finish_unselected_row(const TopkParams& p, const LaunchTraits& t
   if (sampled) receive_samples(ctx);
   ptx::reconverge(ctx.zero);  // Each lane has left the wait for itself.
   if (!read_headers(ctx, everything).agreed) {
-    radix_fallback_from_start<kOptions>(p, traits, layout, ctx, kGuessNone);
+    radix_fallback_from_start<kOptions>(p, traits, ctx, kGuessNone);
   } else if (job.is_short() && writes_late) {
     job.write_short(p, traits);
   }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cluster/key_of_rank.cuh"
-#include "core/tile_ring.cuh"
+#include "core/part_stream.cuh"
 #include "small_row/partition.cuh"
 
 namespace gvr_topk::paper_gvr {

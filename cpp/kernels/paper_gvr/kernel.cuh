@@ -24,14 +24,13 @@ namespace gvr_topk::paper_gvr {
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    paper_gvr_topk(const __grid_constant__ LaunchTraits traits, const __grid_constant__ TopkParams p,
-                   const __grid_constant__ SmemLayout layout) {
+    paper_gvr_topk(const __grid_constant__ LaunchTraits traits, const __grid_constant__ TopkParams p) {
   if constexpr (!has_family(Family::kPaperGvr, kArch)) {
     __trap();
     return;
   }
   ptx::grid_take_over();
-  RowJob<T, true> job(p, traits, layout, storage);
+  RowJob<T, true> job(p, traits, storage);
   job.ctx.row.aligned = reinterpret_cast<uintptr_t>(job.ctx.row.data) % sizeof(uint4) == 0;
   // One thread reads the values that another row or stream may be writing, because branches around block
   // barriers depend on them.
@@ -89,21 +88,23 @@ __global__ void __launch_bounds__(kThreads, 1)
     items = partition(ctx, traits, result.count, kth.key, output);
   } else {
     // Float arithmetic did not settle the search. Radix rounds over the key do, whatever the row holds.
-    Tile<T> tile;
-    if (ctx.steps == 1) load_tile(ctx.row, ctx.begin, ctx.end, ctx.lane, tile);
-    ptx::reconverge(ctx.zero);  // Some lanes have loaded single elements.
+    ptx::reconverge(ctx.zero);  // The search has ended in a branch.
     reset_counters(job.ctx);
     __syncthreads();
     int rounds = 0;
     uint32_t exchanges = 0;
-    const KeyInterval interval = radix_select(job.ctx, tile, KeyInterval::everything(), exchanges, rounds);
+    const auto stream = fallback::start_stream<1>(job.ctx);
+    const KeyInterval interval =
+        fallback::radix_select(job.ctx, stream, KeyInterval::everything(), exchanges, rounds);
     if (ctx.thread == 0) reset_counts(job.ctx);
     __syncthreads();
-    const CountResult counted = fallback::verify(job.ctx, interval, tile, 0, clock);
+    fallback::WarpCounts own;
+    const CountResult counted = fallback::verify(job.ctx, stream, interval, 0, own, clock);
     const ListedKeys listed(job.ctx);
-    kth.key = select_kth(job.ctx, interval, listed, counted, kth.scans).key;
+    const Threshold threshold = select_kth(job.ctx, interval, listed, counted, kth.scans);
+    kth.key = threshold.key;
     items = job.count_items(traits, kth.key, counted.above);
-    fallback::emit(job.ctx, interval, listed, kth.key, items, counted, tile, output, clock);
+    fallback::emit(job.ctx, stream, interval, listed, own, threshold, items, output, clock);
     result.count = static_cast<int>(counted.inside);
     result.passes += rounds + 1;
     if (interval.lo == interval.hi) result.done = SearchEnd::kTieKey;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cluster/row_options.cuh"
-#include "fallback/emit.cuh"
+#include "core/part_stream.cuh"
 #include "paper_gvr/verify.cuh"
 
 namespace gvr_topk::paper_gvr {
@@ -98,11 +98,16 @@ GVR_DEVICE int partition(const PaperContext<T>& ctx, const LaunchTraits& traits,
   });
   const BlockSum sum = block_sum(ctx, counts);
   const int items = count_items(traits, ctx.k, kth, sum.all & kLow);
-  fallback::OutputCursor cursor{0, items - (sum.all & kLow)};
+  OutputCursor cursor{0, items - (sum.all & kLow)};
   cursor.advance(sum.earlier & kLow, sum.earlier >> 16);
-  ctx.for_each_candidate(count, [&](int i, bool there) {
-    cursor.emit(there ? ctx.own.key[i] : kAbsentKey, ctx.own.position[there ? i : 0], kth, ctx.lane, output);
-  });
+  // Warps own contiguous runs of candidates, as in `for_each_candidate`.
+  const int runs = (count + kThreads - 1) / kThreads;
+#pragma unroll 1
+  for (int i = ctx.warp * runs * 32 + ctx.lane, run = 0; run < runs; i += 32, ++run) {
+    const uint32_t key = i < count ? ctx.own.key[i] : kAbsentKey;
+    cursor.put_lanes(key > kth, key == kth, ctx.lane,
+                     [&](uint32_t item) { output.put(item, ctx.own.position[i]); });
+  }
   return items;
 }
 

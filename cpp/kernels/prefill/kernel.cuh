@@ -137,7 +137,7 @@ GVR_DEVICE void select_row(const PrefillParams& p, PrefillShared& smem, ChunkStr
     if (by_sample) stream.restart();
     __syncthreads();
   }
-  if (passes == 0 && stream.has_next_row) stream.restart();  // The tiles in flight are this row's.
+  stream.restart();  // The rounds stream the row through the same memory.
   const RadixOutcome outcome = radix_select_row<T>(p, smem, row, smem.predictor.tie_key);
   if (threadIdx.x != 0) return;
   smem.predictor = RowPredictor::unknown();

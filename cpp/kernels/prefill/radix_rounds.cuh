@@ -2,68 +2,50 @@
 // k.
 #pragma once
 
-#include "core/lane_ranks.cuh"
+#include "core/part_stream.cuh"
 #include "core/prefill_rows.cuh"
 #include "prefill/guess.cuh"
 #include "ptx/warp.cuh"
 
 namespace gvr_topk::prefill {
 
-// One warp's part of a row. The tiles of a part are neighbours, so the order of the warps is index order.
+// Each warp streams its own part of a row, through the memory of its ring.
 template <typename T>
-struct RowPart {
-  int begin, end;
+using RowStream = PartStream<T, kBlockWarps, kPrefillRingDepth>;
 
-  GVR_DEVICE RowPart(const AlignedWindow<T>& window, int warp) {
-    const int tiles = (window.length + kTileElements - 1) / kTileElements;
-    const int part = (tiles + kBlockWarps - 1) / kBlockWarps * kTileElements;
-    begin = min(warp * part, window.length);
-    end = min(begin + part, window.length);
-  }
-};
-
-// Calls visit(tile, begin, bits) for each tile of this warp's part, loaded straight from global memory.
-// `bits` marks the lane's elements that lie in the window.
+// Calls visit(key) for each element of this lane in a pass over its warp's part.
 template <typename T, typename Visit>
-GVR_DEVICE void for_each_tile(const AlignedWindow<T>& window, int warp, int lane, Visit visit) {
-  const RowPart<T> part(window, warp);
-#pragma unroll 1
-  for (int begin = part.begin; begin < part.end; begin += kTileElements) {
-    Tile<T> tile;
-    load_tile(window.view(), begin, part.end, lane, tile);
-    ptx::reconverge(ptx::unknown_zero());  // Some lanes have loaded single elements.
-    uint32_t bits = valid_bits<T>(begin, part.end, lane);
-    if (begin == 0 && lane == 0) bits &= ~((1u << window.lead) - 1);
-    visit(tile, begin, bits);
-  }
-}
-
-template <typename T, typename Test>
-GVR_DEVICE uint32_t matching(const Tile<T>& tile, uint32_t bits, Test test) {
-  uint32_t found = 0;
-#pragma unroll
-  for (int i = 0; i < kValuesPerThread; ++i) {
-    if (test(order_key(tile.value(i)))) found |= 1u << i;
-  }
-  return found & bits;
+GVR_DEVICE void for_each_key(const RowStream<T>& stream, Visit visit) {
+  stream.start();
+  stream.for_each_tile([&](int, uint32_t slot, uint32_t valid) {
+    stream.ring.for_each_value(slot, [&](int i, float x) {
+      if ((valid >> i & 1) != 0) visit(order_key(x));
+    });
+  });
+  ptx::reconverge(ptx::unknown_zero());
 }
 
 // Counts the elements above and equal to a key in each warp's part. Returns whether the key is the k-th.
 template <typename T, typename Shared>
-GVR_DEVICE bool verify_key(Shared& smem, const AlignedWindow<T>& window, uint32_t key, int k, int warp,
-                           int lane) {
+GVR_DEVICE bool verify_key(Shared& smem, const RowStream<T>& stream, uint32_t key, int k, int warp) {
+  const IntervalTest test(KeyInterval::only(key));
   uint32_t above = 0, ties = 0;
-  for_each_tile(window, warp, lane, [&](const Tile<T>& tile, int, uint32_t bits) {
-    above += __popc(matching(tile, bits, [&](uint32_t x) { return x > key; }));
-    ties += __popc(matching(tile, bits, [&](uint32_t x) { return x == key; }));
+  stream.start();
+  stream.for_each_tile([&](int, uint32_t slot, uint32_t valid) {
+    uint32_t above_bits;
+    ties += __popc(test.not_below(stream.ring, slot, valid, above_bits));
+    above += __popc(above_bits);
   });
+  ptx::reconverge(ptx::unknown_zero());
   above = __reduce_add_sync(0xffffffffu, above);
-  ties = __reduce_add_sync(0xffffffffu, ties);
+  ties = __reduce_add_sync(0xffffffffu, ties) - above;
+  const int lane = stream.lane;
   __syncthreads();
   if (lane == 0) {
     smem.warp_sums[0][warp] = above;
     smem.warp_sums[1][warp] = ties;
   }
+  ptx::reconverge(ptx::unknown_zero());
   __syncthreads();
   const uint32_t all_above = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.warp_sums[0][lane] : 0);
   const uint32_t all_ties = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.warp_sums[1][lane] : 0);
@@ -75,56 +57,48 @@ struct EarlierItems {
   uint32_t above, ties;
 };
 
-// Calls put(tile, bit, item, position) for the elements above the k-th key and the first of its ties, k in
-// all with those before the window. `verify_key` has counted both.
+// Calls put(item, position) for the elements above the k-th key and the first of its ties, k in all with
+// those before the window. `verify_key` has counted both.
 template <typename T, typename Shared, typename Put>
-GVR_DEVICE void emit_by_key(const Shared& smem, const AlignedWindow<T>& window, uint32_t key, int k,
-                            const EarlierItems& earlier, int warp, int lane, Put put) {
+GVR_DEVICE void emit_by_key(const Shared& smem, const RowStream<T>& stream, uint32_t key, int k,
+                            const EarlierItems& earlier, int warp, Put put) {
+  const int lane = stream.lane;
   const uint32_t above = lane < kBlockWarps ? smem.warp_sums[0][lane] : 0;
   const uint32_t ties = lane < kBlockWarps ? smem.warp_sums[1][lane] : 0;
-  const uint32_t quota = k - earlier.above - __reduce_add_sync(0xffffffffu, above);
-  const uint32_t earlier_ties =
-      min(earlier.ties + __reduce_add_sync(0xffffffffu, lane < warp ? ties : 0), quota);
-  uint32_t item = earlier.above + __reduce_add_sync(0xffffffffu, lane < warp ? above : 0) + earlier_ties;
-  uint32_t ties_left = quota - earlier_ties;
-  for_each_tile(window, warp, lane, [&](const Tile<T>& tile, int begin, uint32_t bits) {
-    constexpr int kVecs = Tile<T>::kVecs;
-    uint32_t selected = matching(tile, bits, [&](uint32_t x) { return x > key; });
-    const uint32_t equal = matching(tile, bits, [&](uint32_t x) { return x == key; });
-    const uint32_t found = for_each_in_order<T>(equal, kVecs, lane, [&](int bit, uint32_t rank) {
-      if (rank < ties_left) selected |= 1u << bit;
-    });
-    ties_left -= min(found, ties_left);
-    item += for_each_in_order<T>(selected, kVecs, lane, [&](int bit, uint32_t rank) {
-      put(tile, bit, static_cast<int>(item + rank), bit_position<T>(begin, bit, lane) - window.lead);
-    });
-  });
+  OutputCursor cursor{0, k - earlier.above - __reduce_add_sync(0xffffffffu, above)};
+  cursor.advance(earlier.above + __reduce_add_sync(0xffffffffu, lane < warp ? above : 0),
+                 earlier.ties + __reduce_add_sync(0xffffffffu, lane < warp ? ties : 0));
+  stream.start();
+  emit_part(stream, key, false, cursor, put);
 }
 
-// Finds the k-th key of a row.
-template <typename T>
-GVR_DEVICE uint32_t kth_key(PrefillShared& smem, const AlignedWindow<T>& window, int k, int warp, int lane,
-                            int& rounds) {
+// The least selected key, and how many elements of this key are selected.
+struct KthKey {
+  uint32_t key, quota;
+
+  // Selects everything.
+  GVR_DEVICE static KthKey none() { return KthKey{kAbsentKey, 0}; }
+};
+
+// Finds the k-th key of at least k keys. for_each(visit) calls visit(key) for this thread's share of them.
+template <typename T, typename Shared, typename ForEach>
+GVR_DEVICE KthKey find_kth(Shared& smem, int k, int& rounds, ForEach for_each) {
   KeyRange range{0, kMaxKey >> kInvariantBits<T>};
+  const uint32_t rank = static_cast<uint32_t>(k);
+  uint32_t quota = 0;
 #pragma unroll 1
   while (range.length != 0) {
     const int shift = range.shift<kLog2KeyBins>();
     clear_key_bins(smem);
     uint32_t above = 0;
-    for_each_tile(window, warp, lane, [&](const Tile<T>& tile, int, uint32_t bits) {
-#pragma unroll
-      for (int i = 0; i < kValuesPerThread; ++i) {
-        if ((bits >> i & 1) != 0) {
-          above += count_key(smem, range, shift, order_key(tile.value(i)) >> kInvariantBits<T>);
-        }
-      }
-    });
+    for_each([&](uint32_t key) { above += count_key(smem, range, shift, key >> kInvariantBits<T>); });
     add_above(smem, above);
-    locate_ranks(smem, RankPair{static_cast<uint32_t>(k), static_cast<uint32_t>(k)});
+    locate_ranks(smem, RankPair{rank, rank});
+    quota = rank - smem.hits[0].above;
     range.narrow(smem.hits[0].bin, shift);
     ++rounds;
   }
-  return whole_key<T>(range.base);
+  return KthKey{whole_key<T>(range.base), quota};
 }
 
 // If more elements than this part the k-th key, the next row tries that key first.
@@ -140,18 +114,18 @@ struct RadixOutcome {
 template <typename T>
 __device__ __noinline__ RadixOutcome radix_select_row(const PrefillParams& p, PrefillShared& smem,
                                                       const Window& row, uint32_t tried) {
-  const AlignedWindow<T> window(p, row);
   const int k = p.k;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const RowStream<T> stream(AlignedWindow<T>(p, row).view(), smem.ring, warp, lane);
   uint32_t key = tried;
   int rounds = 0;
-  if (tried == kAbsentKey || !verify_key(smem, window, tried, k, warp, lane)) {
-    key = kth_key(smem, window, k, warp, lane, rounds);
-    verify_key(smem, window, key, k, warp, lane);
+  if (tried == kAbsentKey || !verify_key<T>(smem, stream, tried, k, warp)) {
+    key = find_kth<T>(smem, k, rounds, [&](auto visit) { for_each_key<T>(stream, visit); }).key;
+    verify_key<T>(smem, stream, key, k, warp);
   }
   const PrefillOutput output(p, row);
-  emit_by_key(smem, window, key, k, EarlierItems{0, 0}, warp, lane,
-              [&](const Tile<T>&, int, int item, int position) { output.put(item, position); });
+  emit_by_key<T>(smem, stream, key, k, EarlierItems{0, 0}, warp,
+                 [&](uint32_t item, int position) { output.put(static_cast<int>(item), position); });
   const uint32_t ties = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.warp_sums[1][lane] : 0);
   const bool tied = ties > kMostTies || key < kLeastFiniteKey || key > kMostFiniteKey;
   return RadixOutcome{tied ? key : kAbsentKey, rounds};

@@ -2,8 +2,8 @@
 // listed elements follows the `SliceShared` struct.
 #pragma once
 
+#include "core/part_stream.cuh"
 #include "core/prefill_rows.cuh"
-#include "core/tile_ring.cuh"
 #include "prefill/config.cuh"
 
 namespace gvr_topk::prefill_slice {
@@ -15,7 +15,7 @@ using prefill::kLog2KeyBins;
 using prefill::kWindowsAhead;
 
 template <typename T>
-using SliceStream = PartStream<T, kBlockWarps, prefill::kPrefillRingDepth>;
+using SliceStream = prefill::RowStream<T>;
 
 // Warps stream consecutive parts of a slice, so that their lists one behind the other are in index order. The
 // elements that are listed cluster in few of the parts, so warps own little of the store at the start.

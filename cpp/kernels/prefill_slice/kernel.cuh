@@ -185,6 +185,8 @@ GVR_DEVICE void merge_slice(const SliceParams& p, SliceShared& smem, int turn, c
     if (samples) break;
     samples = true;
   }
+  if (progress.is_started) ptx::wait_copies<0>();  // The rounds stream through the same memory.
+  progress.is_started = false;
   merge_by_rounds<T>(p, turn);
   reset_list(p, smem);
 }

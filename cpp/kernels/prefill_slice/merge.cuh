@@ -9,14 +9,7 @@
 namespace gvr_topk::prefill_slice {
 
 using prefill::EarlierItems;
-
-// The least selected key, and how many elements of this key are selected.
-struct KthKey {
-  uint32_t key, quota;
-
-  // Selects everything.
-  GVR_DEVICE static KthKey none() { return KthKey{kAbsentKey, 0}; }
-};
+using prefill::KthKey;
 
 // A row of the carry: a word that says how it begins, and pairs of a key and a position. Any content is safe:
 // it decides neither control flow, beside the `Slice` that one thread has read, nor an address.
@@ -81,26 +74,12 @@ static __device__ __noinline__ void finish(const SliceParams& p, int turn, int c
 // thread's share of the slice's elements. Together there are at least k.
 template <typename T, typename ForEach>
 GVR_DEVICE KthKey find_kth(SliceShared& smem, const CarryRow& carry, int k, ForEach for_each_of_slice) {
-  KeyRange range{0, kMaxKey >> kInvariantBits<T>};
-  const uint32_t rank = static_cast<uint32_t>(k);
-  uint32_t quota = 0;
-#pragma unroll 1
-  while (range.length != 0) {
-    const int shift = range.shift<kLog2KeyBins>();
-    prefill::clear_key_bins(smem);
-    uint32_t above = 0;
-    const auto count = [&](uint32_t key) {
-      above += prefill::count_key(smem, range, shift, key >> kInvariantBits<T>);
-    };
-    carry.for_each_key(count);
+  int rounds = 0;
+  return prefill::find_kth<T>(smem, k, rounds, [&](auto visit) {
+    carry.for_each_key(visit);
     ptx::reconverge(ptx::unknown_zero());  // Threads have different numbers of pairs.
-    for_each_of_slice(count);
-    prefill::add_above(smem, above);
-    prefill::locate_ranks(smem, prefill::RankPair{rank, rank});
-    quota = rank - smem.hits[0].above;
-    range.narrow(smem.hits[0].bin, shift);
-  }
-  return KthKey{whole_key<T>(range.base), quota};
+    for_each_of_slice(visit);
+  });
 }
 
 // Puts the selected pairs of the carry, in their order. Pairs move towards the front of the carry, and each
@@ -166,23 +145,16 @@ GVR_DEVICE void put_listed(const SliceParams& p, int turn, SliceShared& smem, co
   __syncthreads();
   before.above += __reduce_add_sync(0xffffffffu, lane < warp ? smem.warp_sums[0][lane] : 0);
   before.ties += __reduce_add_sync(0xffffffffu, lane < warp ? smem.warp_sums[1][lane] : 0);
-  const uint32_t lower = (1u << lane) - 1;
+  OutputCursor cursor{0, kth.quota};
+  cursor.advance(before.above, before.ties);
 #pragma unroll 1
   for (int first = 0; first < store.count; first += 32) {
     ptx::reconverge(ptx::unknown_zero());
     const bool there = first + lane < store.count;
     const BufferedValue x = there ? store.at(first + lane) : BufferedValue{-1, 0.0f};
     const uint32_t key = order_key(x.value);
-    const bool is_above = there && key > kth.key, is_tie = there && key == kth.key;
-    const uint32_t above_lanes = __ballot_sync(0xffffffffu, is_above);
-    const uint32_t tie_lanes = __ballot_sync(0xffffffffu, is_tie);
-    const uint32_t earlier_ties = before.ties + __popc(tie_lanes & lower);
-    if (is_above || (is_tie && earlier_ties < kth.quota)) {
-      put(p, turn, before.above + __popc(above_lanes & lower) + min(earlier_ties, kth.quota), key,
-          x.position);
-    }
-    before.above += __popc(above_lanes);
-    before.ties += __popc(tie_lanes);
+    cursor.put_lanes(there && key > kth.key, there && key == kth.key, lane,
+                     [&](uint32_t item) { put(p, turn, item, key, x.position); });
   }
 }
 
@@ -192,26 +164,19 @@ __device__ __noinline__ void merge_by_rounds(const SliceParams& p, int turn) {
   SliceShared& smem = shared_memory();
   const Slice& slice = smem.slices[turn];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, k = p.prefill.k;
-  const AlignedWindow<T> window(p.prefill, slice.window);
+  const RowView<T> row = AlignedWindow<T>(p.prefill, slice.window).view();
+  const SliceStream<T> stream(row, smem.ring, warp, lane);
   const CarryRow carry(p, slice);
   const int64_t total = int64_t{carry.count} + slice.window.n;
   KthKey kth = KthKey::none();
   if (total >= k) {
-    kth = find_kth<T>(smem, carry, k, [&](auto visit) {
-      prefill::for_each_tile(window, warp, lane, [&](const Tile<T>& tile, int, uint32_t bits) {
-#pragma unroll
-        for (int i = 0; i < kValuesPerThread; ++i) {
-          if ((bits >> i & 1) != 0) visit(order_key(tile.value(i)));
-        }
-      });
-    });
+    kth = find_kth<T>(smem, carry, k, [&](auto visit) { prefill::for_each_key<T>(stream, visit); });
   }
   const EarlierItems carried = put_carried(p, turn, kth);
-  prefill::verify_key(smem, window, kth.key, k, warp, lane);
-  prefill::emit_by_key(smem, window, kth.key, k, carried, warp, lane,
-                       [&](const Tile<T>& tile, int bit, int item, int position) {
-                         put(p, turn, item, order_key(tile.value_at(bit)), slice.shift + position);
-                       });
+  prefill::verify_key<T>(smem, stream, kth.key, k, warp);
+  prefill::emit_by_key<T>(smem, stream, kth.key, k, carried, warp, [&](uint32_t item, int position) {
+    put(p, turn, item, row.key(position), slice.shift + position);
+  });
   ptx::reconverge(ptx::unknown_zero());
   finish(p, turn, static_cast<int>(min(total, int64_t{k})), kth.key);
 }

@@ -97,9 +97,11 @@ GVR_DEVICE uint64_t evict_first_policy() {
   return policy;
 }
 
-GVR_DEVICE void copy_async(uint32_t shared, const void* global, uint64_t policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
-               "l"(policy)
+// As `copy_async`, kOffset bytes further on at both ends.
+template <int kOffset>
+GVR_DEVICE void copy_async_at(uint32_t shared, const void* global, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0 + %3], [%1 + %3], 16, %2;" ::"r"(shared),
+               "l"(global), "l"(policy), "n"(kOffset)
                : "memory");
 }
 

@@ -184,11 +184,14 @@ GVR_DEVICE uint32_t max_or_nan_f16x2(uint32_t a, uint32_t b) {
   return max;
 }
 
-// Accumulates bits in two float sums, at most 16 bits each. Two sums halve the chain of dependent additions.
+// Accumulates bits in two float sums, at most 16 bits in all. Two sums halve the chain of dependent
+// additions.
 struct BitAccumulator {
   float sums[2] = {kIntegerBase, kIntegerBase};
 
-  GVR_DEVICE uint32_t bits() const { return integer_of_sum(sums[0]) | integer_of_sum(sums[1]); }
+  GVR_DEVICE uint32_t bits() const {
+    return __float_as_uint(sums[0]) + __float_as_uint(sums[1]) - 2 * __float_as_uint(kIntegerBase);
+  }
 };
 
 }  // namespace gvr_topk::ptx

@@ -35,19 +35,18 @@ namespace gvr_topk::resident {
 // lies what a row much shorter than its buffer needs: the first CTA's memory to select from it alone, or a
 // second staging area and a second landing zone of the sample.
 template <typename T, int kValues>
-inline size_t resident_bytes(const LaunchTraits& traits, const SmemLayout& layout) {
+inline size_t resident_bytes(const LaunchTraits& traits) {
   using Tile = ClusterTile<T, kValues>;
   constexpr size_t kBehind =
       std::max(small_row::kSoloBytes, Tile::kSecondStagingBytes + sizeof(uint4) * kThreads);
-  return std::max(shared_bytes(traits, layout),
+  return std::max(fallback_bytes(traits, 1),
                   fixed_bytes(traits.list_capacity(), 0) + Tile::kStagingBytes + kBehind);
 }
 
 // kCommonOneRow, kCommonSlotted and kNoState also take the largest cluster and the long list for granted.
 template <typename T, int kValues, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, 1)
-    resident_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p,
-                  const __grid_constant__ SmemLayout layout) {
+    resident_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p) {
   constexpr int kProbes = 1;  // of the row, by each thread, for the sample
   constexpr bool kCommonSizes =
       kSpecialization != Specialization::kGeneric && kSpecialization != Specialization::kCommon;
@@ -59,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr bool kOptions = kSpecialization == Specialization::kGeneric;
   const LaunchTraits traits = launch_traits.in_registers<kSpecialization, kCommonSizes>();
   ptx::grid_take_over();
-  RowJob<T, kOptions> job(p, traits, layout, ptx::opaque_shared(storage), kCommonSizes);
+  RowJob<T, kOptions> job(p, traits, ptx::opaque_shared(storage), kCommonSizes);
   const RowContext<T>& ctx = job.ctx;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
   clock.stamp();
@@ -82,9 +81,9 @@ __global__ void __launch_bounds__(kThreads, 1)
           ctx.row.n, job.requested_slot,
           static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)) + tile.kStagingBytes,
           tile.staged_row(ctx, ctx.row.n, p.width), sampled};
-      small_row::select_solo_row<Family::kResident, T, kOptions>(p, launch_traits, layout, solo);
+      small_row::select_solo_row<Family::kResident, T, kOptions>(p, launch_traits, solo);
     } else {
-      fallback::finish_unselected_row(p, launch_traits, layout, job, sampled);
+      fallback::finish_unselected_row(p, launch_traits, job, sampled);
     }
     return;
   }
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ++passes;
     if (result.complete) break;
     if (!result.agreed) {
-      fallback::radix_fallback_from_start<kOptions>(p, launch_traits, layout, ctx, source);
+      fallback::radix_fallback_from_start<kOptions>(p, launch_traits, ctx, source);
       return;
     }
     const KeyInterval missed = interval;
@@ -147,9 +146,9 @@ __global__ void __launch_bounds__(kThreads, 1)
             MissedGuess{missed, result, passes, ctx.row.n, elements, moments.mean, moments.deviation, source};
       }
       if (is_masked(missed, result, ctx.k)) {
-        resolve_miss_masked<T, kValues, kOptions>(p, launch_traits, layout);
+        resolve_miss_masked<T, kValues, kOptions>(p, launch_traits);
       } else {
-        resolve_miss_resident<T, kValues, kOptions>(p, launch_traits, layout);
+        resolve_miss_resident<T, kValues, kOptions>(p, launch_traits);
       }
       return;
     }

@@ -13,7 +13,7 @@ inline Specialization specialization_of(const LaunchTraits& traits) {
 
 template <typename T, int kValues>
 cudaError_t launch_tile(const ClusterLaunch& launch) {
-  const size_t shared = resident_bytes<T, kValues>(launch.traits, launch.layout);
+  const size_t shared = resident_bytes<T, kValues>(launch.traits);
   return launch_as_constant<Specialization::kCommonOneRow, Specialization::kCommonSlotted,
                             Specialization::kCommon, Specialization::kNoState, Specialization::kGeneric>(
       specialization_of(launch.traits), [&](auto specialization) {

@@ -15,7 +15,7 @@ template <typename T, int kValues, bool kOptions>
 GVR_DEVICE ClusterTile<T, kValues> restore_tile(const TopkParams& p, const LaunchTraits& traits,
                                                 RowJob<T, kOptions>& job) {
   const MissedGuess& missed = job.ctx.shared->missed;
-  job.ctx.set_length(missed.length);
+  job.ctx.row.n = missed.length;
   ClusterTile<T, kValues> tile(job.ctx, traits);
   if (missed.elements != p.width) tile.stage_in_second_area(job.ctx, traits);
   tile.lay_out(job.ctx, missed.elements);
@@ -26,10 +26,9 @@ GVR_DEVICE ClusterTile<T, kValues> restore_tile(const TopkParams& p, const Launc
 // Finishes a row whose k-th value is -inf according to the headers. All greater elements are selected, and
 // the first of the others in index order. The counts of each CTA give its numbers of both.
 template <typename T, int kValues, bool kOptions>
-__device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const LaunchTraits& traits,
-                                                 const SmemLayout& layout) {
+__device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const LaunchTraits& traits) {
   using Tile = ClusterTile<T, kValues>;
-  RowJob<T, kOptions> job(p, traits, layout, storage);
+  RowJob<T, kOptions> job(p, traits, storage);
   const RowContext<T>& ctx = job.ctx;
   Shared& smem = *ctx.shared;
   const MissedGuess& missed = smem.missed;
@@ -73,9 +72,8 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
 // Finishes any other row: radix rounds over its keys find an interval that holds the k-th key by
 // construction, and one exchange follows.
 template <typename T, int kValues, bool kOptions>
-__device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const LaunchTraits& traits,
-                                                   const SmemLayout& layout) {
-  RowJob<T, kOptions> job(p, traits, layout, storage);
+__device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const LaunchTraits& traits) {
+  RowJob<T, kOptions> job(p, traits, storage);
   const RowContext<T>& ctx = job.ctx;
   Shared& smem = *ctx.shared;
   const MissedGuess& missed = smem.missed;

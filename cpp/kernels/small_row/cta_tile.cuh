@@ -11,6 +11,19 @@
 
 namespace gvr_topk::small_row {
 
+// The register of an index known only at run time: a tree of selections, because registers have no addresses.
+template <int kFirst, int kCount, int kValues>
+GVR_DEVICE uint32_t register_at(const uint32_t (&registers)[kValues], uint32_t index) {
+  if constexpr (kCount == 1) {
+    return registers[kFirst];
+  } else {
+    constexpr int kLower = kCount / 2;
+    const uint32_t lower = register_at<kFirst, kLower>(registers, index);
+    const uint32_t upper = register_at<kFirst + kLower, kLower>(registers, index);
+    return (index & kLower) != 0 ? upper : lower;
+  }
+}
+
 // Returns the mask of the keys for which set_bit(sum, key, bit) adds its bit to the sum. for_each(visit)
 // calls visit(index) for the keys that count.
 template <int kValues, typename ForEach, typename SetBit>

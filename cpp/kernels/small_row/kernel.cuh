@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   ptx::grid_take_over();
   // The unknown zero keeps the compiler from adding over the warp before an addition to shared memory: few
   // lanes add to one address here, and that would take longer.
-  RowJob<T, kOptions> job(p, traits, SmemLayout{}, storage + ptx::unknown_zero(), true);
+  RowJob<T, kOptions> job(p, traits, storage + ptx::unknown_zero(), true);
   const RowContext<T>& ctx = job.ctx;
   Shared& smem = *ctx.shared;
   Tile tile;

@@ -31,14 +31,14 @@ struct SoloRow {
 
 template <typename T, int kValues, bool kOptions>
 __device__ __noinline__ void select_solo_row_in(const TopkParams& p, const LaunchTraits& launch_traits,
-                                                const SmemLayout& layout, SoloRow solo) {
+                                                SoloRow solo) {
   const LaunchTraits traits = launch_traits.out_of_line<kOptions>();
   const KeyInterval everything = KeyInterval::everything();
   // The unknown zero has the same purpose as in small_row/kernel.cuh.
   unsigned char* const memory = storage + ptx::unknown_zero();
   // Returns the job of the whole cluster. It is made again after the selection, because registers are short.
   const auto of_cluster = [&] {
-    return RowJob<T, kOptions>(p, traits, layout, memory, solo.requested_slot, solo.length);
+    return RowJob<T, kOptions>(p, traits, memory, solo.requested_slot, solo.length);
   };
   RowJob<T, kOptions> alone = of_cluster();
   alone.ctx.rank = alone.ctx.log2_ctas = 0;
@@ -83,17 +83,16 @@ __device__ __noinline__ void select_solo_row_in(const TopkParams& p, const Launc
   ptx::reconverge(ctx.zero);  // Single threads have written the state and the statistics.
   if (read_headers(job.ctx, everything).agreed) return;
   if (ctx.thread == 0) smem.hint_hits = smem.few_count = 0;
-  fallback::radix_fallback_from_start<kOptions>(p, launch_traits, layout, job.ctx, kGuessNone);
+  fallback::radix_fallback_from_start<kOptions>(p, launch_traits, job.ctx, kGuessNone);
 }
 
 template <Family kFamily, typename T, bool kOptions>
-GVR_DEVICE void select_solo_row(const TopkParams& p, const LaunchTraits& traits, const SmemLayout& layout,
-                                const SoloRow& solo) {
+GVR_DEVICE void select_solo_row(const TopkParams& p, const LaunchTraits& traits, const SoloRow& solo) {
   constexpr bool kAllAreShort = values_of_solo_row(longest_solo_row(kFamily)) == kValuesPerThread;
   if (kAllAreShort || values_of_solo_row(solo.length) == kValuesPerThread) {
-    select_solo_row_in<T, kValuesPerThread, kOptions>(p, traits, layout, solo);
+    select_solo_row_in<T, kValuesPerThread, kOptions>(p, traits, solo);
   } else {
-    select_solo_row_in<T, kWideValuesPerThread, kOptions>(p, traits, layout, solo);
+    select_solo_row_in<T, kWideValuesPerThread, kOptions>(p, traits, solo);
   }
 }
 

@@ -142,10 +142,9 @@ GVR_DEVICE AsyncPipeline<T> make_pipeline(const RowContext<T>& ctx, const Launch
 }
 
 template <typename T>
-GVR_DEVICE CandidateBuffer make_buffer(const RowContext<T>& ctx, const LaunchTraits& traits,
-                                       const SmemLayout& layout) {
-  return CandidateBuffer(buffer_storage(ctx, traits), ctx.shared->buffer_chunks[ctx.warp],
-                         layout.buffer_chunks, ctx.warp);
+GVR_DEVICE CandidateBuffer make_buffer(const RowContext<T>& ctx, const LaunchTraits& traits) {
+  return CandidateBuffer(buffer_storage(ctx, traits), ctx.shared->buffer_chunks[ctx.warp], kMaxBufferChunks,
+                         ctx.warp);
 }
 
 // Buffers the elements of tiles under way that are not below the interval. An interval that may be dense is

@@ -32,11 +32,6 @@
 
 namespace gvr_topk::streaming {
 
-inline size_t streaming_bytes(const LaunchTraits& traits, const SmemLayout& layout) {
-  return std::max(shared_bytes(traits, layout),
-                  fixed_bytes(traits.list_capacity(), kRingDepth) + layout.buffer_chunks * kChunkBytes);
-}
-
 // Prefetches the start of the row into L2 before the row's length is known, each CTA a part. A row much
 // shorter than its buffer is then under way, and in a longer row these elements are read anyway.
 template <typename T>
@@ -57,8 +52,7 @@ static_assert(small_row::kSoloBytes <= fixed_bytes(0, kRingDepth) - fixed_bytes(
 // `kProbes`: probes of the row by each thread, for the sample.
 template <typename T, int kProbes, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, 1)
-    streaming_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p,
-                   const __grid_constant__ SmemLayout layout) {
+    streaming_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p) {
   if constexpr (!has_family(Family::kStreaming, kArch)) {
     __trap();
     return;
@@ -66,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr bool kOptions = kSpecialization == Specialization::kGeneric;
   const LaunchTraits traits = launch_traits.in_registers<kSpecialization, false>();
   ptx::grid_take_over();
-  RowJob<T, kOptions> job(p, traits, layout, storage);
+  RowJob<T, kOptions> job(p, traits, storage);
   const RowContext<T>& ctx = job.ctx;
   Shared& smem = *ctx.shared;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
@@ -79,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   prefetch_row(ctx);
   job.load_state_late(p, traits, state);
   prepare_exchange(ctx);
-  if (ctx.thread == 0) smem.chunks_used = kWarps * CandidateBuffer::initial_chunks(layout.buffer_chunks);
+  if (ctx.thread == 0) smem.chunks_used = kWarps * CandidateBuffer::initial_chunks(kMaxBufferChunks);
   arrive_at_start(ctx);
   job.agree_on_length(p, traits);
   const bool is_solo = is_solo_row(Family::kStreaming, p.width, ctx.row.n, ctx.k);
@@ -92,9 +86,9 @@ __global__ void __launch_bounds__(kThreads, 1)
           ctx.row.n, job.requested_slot,
           static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)),  // the ring
           StagedRow{}, sampled};
-      small_row::select_solo_row<Family::kStreaming, T, kOptions>(p, launch_traits, layout, solo);
+      small_row::select_solo_row<Family::kStreaming, T, kOptions>(p, launch_traits, solo);
     } else {
-      fallback::finish_unselected_row(p, launch_traits, layout, job, sampled);
+      fallback::finish_unselected_row(p, launch_traits, job, sampled);
     }
     return;
   }
@@ -133,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t source = interval.source;
   clock.stamp();
 
-  CandidateBuffer buffer = make_buffer(ctx, traits, layout);
+  CandidateBuffer buffer = make_buffer(ctx, traits);
   collect(ctx, pipeline, producer, interval, buffer);
 
   // Verify.
@@ -149,9 +143,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (ctx.thread == 0) {
       smem.missed = MissedGuess{interval, result, 1, ctx.row.n, 0, moments.mean, moments.deviation, source};
     }
-    resolve_miss_streaming<T, kOptions>(p, launch_traits, layout, buffer.count, buffer.rotation);
+    resolve_miss_streaming<T, kOptions>(p, launch_traits, buffer.count, buffer.rotation);
   } else {
-    fallback::radix_fallback_from_start<kOptions>(p, launch_traits, layout, ctx, source);
+    fallback::radix_fallback_from_start<kOptions>(p, launch_traits, ctx, source);
   }
 }
 

@@ -6,7 +6,7 @@ namespace gvr_topk::streaming {
 
 template <typename T, int kProbes>
 cudaError_t launch_probing(const ClusterLaunch& launch) {
-  const size_t shared = streaming_bytes(launch.traits, launch.layout);
+  const size_t shared = streaming_bytes(launch.traits);
   return launch_as_constant<Specialization::kGeneric, Specialization::kNoState, Specialization::kCommon>(
       launch.traits.specialization(), [&](auto specialization) {
         return launch_clusters<streaming_topk<T, kProbes, specialization()>>(launch, shared);

@@ -76,17 +76,17 @@ GVR_DEVICE void emit_masked(const RowContext<T>& ctx, const CandidateBuffer& buf
 // again, with a lower interval.
 template <typename T, bool kOptions>
 __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const LaunchTraits& traits,
-                                                    const SmemLayout& layout, int count, int rotation) {
-  RowJob<T, kOptions> job(p, traits, layout, storage);
+                                                    int count, int rotation) {
+  RowJob<T, kOptions> job(p, traits, storage);
   const RowContext<T>& ctx = job.ctx;
   Shared& smem = *ctx.shared;
   const MissedGuess& missed = smem.missed;
   PhaseClock clock(nullptr, 0, false);
   restart_counts(ctx);
-  job.ctx.set_length(missed.length);
+  job.ctx.row.n = missed.length;
   CountResult result = missed.result;
   KeyInterval interval = missed.interval;
-  CandidateBuffer buffer = make_buffer(ctx, traits, layout);
+  CandidateBuffer buffer = make_buffer(ctx, traits);
   buffer.count = count;
   buffer.rotation = rotation;
   uint32_t exchanges = missed.passes;
@@ -123,7 +123,7 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
     }
     clear_selection(ctx);
     if (ctx.thread == 0 && !is_buffered) {
-      smem.chunks_used = kWarps * CandidateBuffer::initial_chunks(layout.buffer_chunks);
+      smem.chunks_used = kWarps * CandidateBuffer::initial_chunks(kMaxBufferChunks);
     }
     __syncthreads();
     if (!is_buffered) {
@@ -132,7 +132,7 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
 #pragma unroll
       for (int tile = 0; tile < kRingDepth; ++tile)
         producer.fetch(pipeline, tile * AsyncPipeline<T>::kTileBytes);
-      buffer = make_buffer(ctx, traits, layout);
+      buffer = make_buffer(ctx, traits);
       collect(ctx, pipeline, producer, interval, buffer);
     }
     result = exchange(ctx, interval, buffer, exchanges++ & 1, clock, [] {});
@@ -152,9 +152,10 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
   const bool try_it = result.agreed && interval.tie_key() != kAbsentKey;
   __syncthreads();  // The memory of the buffer is used for other things now.
   fallback::radix_fallback<T, kOptions>(
-      p, traits, layout,
+      p, traits,
       fallback::FallbackState{try_it ? fallback::FallbackStage::kGuess : fallback::FallbackStage::kRadix,
-                              interval, missed.source, static_cast<int>(exchanges), missed.length});
+                              interval, missed.source, exchanges, static_cast<int>(exchanges),
+                              missed.length});
 }
 
 }  // namespace gvr_topk::streaming

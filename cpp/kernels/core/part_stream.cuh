@@ -1,0 +1,185 @@
+// A warp's part of a row that streams through shared memory, as often as needed: what is read of it, compared
+// with an interval of keys, and written.
+#pragma once
+
+#include "core/key_range.cuh"
+#include "core/lane_ranks.cuh"
+#include "core/row_view.cuh"
+#include "core/tile_ring.cuh"
+
+namespace gvr_topk {
+
+// Streams each warp's part of a row through the warp's ring. A part is whole tiles, and parts follow each
+// other, so that (CTA, warp, tile, lane, index in the lane) is index order.
+//
+// The first part starts at the 16-byte boundary before the row. The elements between that boundary and the
+// row belong to the same allocation, and are fetched but not visited.
+template <typename T, int kBlockWarps, int kDepth>
+struct PartStream {
+  using Ring = TileRing<T, kDepth>;
+  static constexpr int kStep = kBlockWarps * kTileElements;  // one tile of every warp
+
+  // Elements of all parts of a row, if every part is as long as the first.
+  GVR_TOPK_HOST_DEVICE static constexpr int padded(int n) { return (n + kStep - 1) / kStep * kStep; }
+
+  Ring ring;
+  const T* from;  // where this lane fetches the part's first tile
+  int lead;       // elements between the row's 16-byte boundary and the row
+  int begin;      // first element of the part, counted from that boundary
+  int length;     // elements of the part, including those before the row
+  int lane;
+
+  // 2^log2_ctas CTAs share the row; `rank` is the number of this one.
+  GVR_DEVICE PartStream(const RowView<T>& row, const void* storage, int warp, int lane_, int rank = 0,
+                        int log2_ctas = 0)
+      : ring(storage, warp, lane_), lane(lane_) {
+    lead = static_cast<int>(reinterpret_cast<uintptr_t>(row.data) / sizeof(T) % kPerVec<T>);
+    const int n = row.n + lead, tiles = padded(n) / kStep;
+    const int part = ((tiles + (1 << log2_ctas) - 1) >> log2_ctas) * kTileElements;
+    begin = min((rank * kBlockWarps + warp) * part, n);
+    length = min(part, n - begin);
+    from = row.data - lead + begin + lane * kPerVec<T>;
+  }
+
+  // Starts the first copies of a pass over the part.
+  GVR_DEVICE void start() const {
+#pragma unroll
+    for (int step = 0; step < kDepth; ++step) request(step, step * Ring::kTileBytes);
+  }
+
+  // Calls visit(step, slot, bits of this lane's elements that belong to the row) for every tile of a pass
+  // that was started. Bits beyond a lane's elements may be set. No copy is under way afterwards.
+  template <typename Visit>
+  GVR_DEVICE void for_each_tile(Visit visit) const {
+    uint32_t slot = 0;
+#pragma unroll 1
+    for (int step = 0; step * kTileElements < length; ++step) {
+      ptx::wait_copies<kDepth - 1>();
+      __syncwarp();  // The tile's copies of all lanes have arrived.
+      const int before = begin + step + lane == 0 ? lead : 0;
+      const int left = length - step * kTileElements - lane * kValuesPerThread;
+      visit(step, slot, ptx::bit_range(before, max(left - before, 0)));
+      ptx::reconverge(ptx::unknown_zero());  // All lanes have read the slot.
+      request(step + kDepth, slot);
+      slot = Ring::next(slot);
+    }
+  }
+
+ private:
+  // An empty group is committed as well, because a wait counts groups.
+  GVR_DEVICE void request(int step, uint32_t slot) const {
+    const int left = length - step * kTileElements;
+    if (left > 0) ring.fetch(from + step * kTileElements, left, slot);
+    ptx::commit_copies();
+  }
+};
+
+// An interval of keys as a test of elements. Finite ends are compared as values, which needs no conversion;
+// NaN is above them.
+struct IntervalTest {
+  KeyInterval interval;
+  bool finite;
+  float lo, hi;
+
+  GVR_DEVICE explicit IntervalTest(const KeyInterval& of)
+      : interval(of), finite(kNegInfKey < of.lo && of.hi < kPosInfKey), lo(of.low()), hi(of.high()) {}
+
+  // Returns the bits of this lane's elements in the tile at `slot` that are not below the interval, of those
+  // in `valid`; `above` receives the bits of those above it.
+  template <typename Ring>
+  GVR_DEVICE uint32_t not_below(const Ring& ring, uint32_t slot, uint32_t valid, uint32_t& above) const {
+    uint32_t bits;
+    if (finite) {
+      bits = ring.not_below(lo, hi, slot, above);
+    } else {
+      above = ring.matching(slot, [&](uint32_t key) { return key > interval.hi; });
+      bits = ring.matching(slot, [&](uint32_t key) { return key >= interval.lo; });
+    }
+    above &= valid;
+    return bits & valid;
+  }
+
+  template <typename Ring>
+  GVR_DEVICE uint32_t not_below(const Ring& ring, uint32_t slot, uint32_t valid) const {
+    uint32_t unused;  // The compiler removes these bits, which nobody reads.
+    return not_below(ring, slot, valid, unused);
+  }
+};
+
+// The output item of the next selected element, and how many more ties of the k-th key may be taken.
+struct OutputCursor {
+  uint32_t first;
+  uint32_t ties_left;
+
+  // Moves past some elements. `above` of them are above the k-th key, and `ties` of them equal it.
+  GVR_DEVICE void advance(uint32_t above, uint32_t ties) {
+    const uint32_t taken = min(ties, ties_left);
+    first += above + taken;
+    ties_left -= taken;
+  }
+
+  // Calls put(item) for the selected ones of 32 consecutive elements, one of each lane. All lanes take part.
+  template <typename Put>
+  GVR_DEVICE void put_lanes(bool is_above, bool is_tie, int lane, Put put) {
+    const uint32_t earlier = (1u << lane) - 1;
+    const uint32_t above = __ballot_sync(0xffffffffu, is_above), ties = __ballot_sync(0xffffffffu, is_tie);
+    const uint32_t ties_before = __popc(ties & earlier);
+    if (is_above || (is_tie && ties_before < ties_left)) {
+      put(first + __popc(above & earlier) + min(ties_before, ties_left));
+    }
+    ptx::reconverge(ptx::unknown_zero());
+    advance(__popc(above), __popc(ties));
+  }
+
+  // Returns those of a lane's ties that may be taken, where each lane has consecutive elements. All lanes
+  // take part.
+  GVR_DEVICE uint32_t take_ties(uint32_t ties) {
+    const uint32_t count = __popc(ties), upto = ptx::inclusive_scan(count);
+    const uint32_t earlier = min(upto - count, ties_left);
+#pragma unroll 1
+    for (uint32_t left = count; left > ties_left - earlier; --left) ties ^= 0x80000000u >> __clz(ties);
+    ptx::reconverge(ptx::unknown_zero());  // Lanes have dropped different numbers of ties.
+    ties_left -= min(__shfl_sync(0xffffffffu, upto, 31), ties_left);
+    return ties;
+  }
+};
+
+// Calls put(item, position) for the selected elements of a warp's part, in index order. A pass over the part
+// has been started. `kth` is the least selected key. `takes_all`: all elements equal to it are selected;
+// otherwise the cursor says how many.
+template <typename Stream, typename Put>
+GVR_DEVICE void emit_part(const Stream& stream, uint32_t kth, bool takes_all, OutputCursor cursor, Put put) {
+  const IntervalTest test(KeyInterval::only(kth));
+  const uint32_t ring = stream.ring.begin_address(stream.lane);
+  const int first_tile = stream.begin - stream.lead, first_of_lane = kValuesPerThread * stream.lane;
+  stream.for_each_tile([&](int step, uint32_t slot, uint32_t valid) {
+    uint32_t selected;
+    if (takes_all) {
+      selected = test.not_below(stream.ring, slot, valid);
+    } else {
+      uint32_t ties = test.not_below(stream.ring, slot, valid, selected);
+      ties = cursor.ties_left > 0 ? ties & ~selected : 0;
+      if (__ballot_sync(0xffffffffu, ties != 0) != 0) selected |= cursor.take_ties(ties);
+    }
+    const LaneRank rank = rank_lanes(selected, stream.lane);
+    if (rank.all == 0) return;
+    // Positions are staged where the tile was, so that lanes write consecutive items. All lanes have read the
+    // tile, because they have told each other what they have found.
+    const uint32_t staged = ring + slot;
+    uint32_t to = staged + sizeof(uint16_t) * rank.before;
+#pragma unroll 1
+    for (; selected != 0; selected &= selected - 1) {
+      ptx::store_shared(to, static_cast<uint16_t>(first_of_lane + __ffs(selected) - 1));
+      to += sizeof(uint16_t);
+    }
+    ptx::reconverge(ptx::unknown_zero());
+    const int first = first_tile + step * kTileElements;
+#pragma unroll 1
+    for (int i = stream.lane; i < rank.all; i += 32) {
+      put(cursor.first + i, first + ptx::load_shared_element<uint16_t>(staged + sizeof(uint16_t) * i));
+    }
+    cursor.first += rank.all;
+  });
+}
+
+}  // namespace gvr_topk
