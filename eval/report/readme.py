@@ -174,6 +174,7 @@ def performance() -> str:
         "v4": index.group("v4") and table(["k", "N x batch", *v4.values()], of_v4, align="rl"),
         "hint": hint_figures(index),
         "sampling": sampled(files),
+        "any_k": any_k(files),
         "fuzz": fuzzed(files),
         "blocks": blocks(index),
         "sweep": sweep and {"source": source_of(sweep), "us": fewer_ctas(sweep)},
@@ -467,6 +468,34 @@ def sampled(files: Results) -> dict[str, Any] | None:
             len(each["peers"]) * min(each["rows"], data["checked_rows"]) for each in data["results"]
         ),
         "outside": sum(peer["outside"] for peer in peers),
+    }
+
+
+def any_k(files: Results) -> dict[str, Any] | None:
+    """What `topk` takes at any k, beside ``torch.topk``."""
+    data = files.one("topk.json")
+    if data is None:
+        return None
+    results = data["results"]
+    refuse_if(sum(each["wrong"] for each in results), "topk.json", "no wrong item")
+    columns = sorted({each["k"] for each in results})
+    shapes = dict.fromkeys((each["dtype"], each["width"], each["rows"]) for each in results)
+    times = {((each["dtype"], each["width"], each["rows"]), each["k"]): each for each in results}
+
+    def line(shape: tuple[str, int, int]) -> list[str]:
+        cells = [times[shape, k] for k in columns]
+        return [
+            f"{shape[0]}, {shape[1]:,} x {shape[2]}",
+            *(" / ".join(f"{x[f'{call}_us']:.0f}" for call in ("unsorted", "topk", "torch")) for x in cells),
+        ]
+
+    slower = [each for each in results if each["topk_us"] > each["torch_us"]]
+    return {
+        "source": source_of(data),
+        "table": table(["N x rows", *(f"{k:,}" for k in columns)], map(line, shapes)),
+        "cells": len(results),
+        "slower": len(slower),
+        "worst": max(each["topk_us"] / each["torch_us"] for each in results),
     }
 
 
