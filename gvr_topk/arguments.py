@@ -303,6 +303,9 @@ def _overlap(a: _Runs, b: _Runs) -> bool:
 class Checks:
     """The checks that ops, states and layers share.
 
+    ``packaging/generate_op_arguments.py`` writes those that only ops need, and the functions below that check
+    a whole call, in C++ too. It says which, and refuses statements that it does not know.
+
     Attributes
     ----------
     op : str
@@ -481,23 +484,22 @@ class Checks:
     def scores(self, logits: Tensor, k: int) -> None:
         """Check that the kernels take these score rows and this number of items per row."""
         self.score_rows(logits)
-        if not 1 <= k <= MAX_WIDTH:
-            raise self.fail("k", f"1 to {MAX_WIDTH}", k)
+        self.integer("k", k, 1, MAX_WIDTH)
 
     def lengths(self, a: DecodeArguments | BlocksArguments | InBlocksArguments) -> None:
         """Check how rows belong to requests, and the length of each request or row."""
         rows = a.logits.shape[0]
-        if not 1 <= a.next_n <= MAX_NEXT_N:
-            raise self.fail("next_n", f"1 to {MAX_NEXT_N}", a.next_n)
+        self.integer("next_n", a.next_n, 1, MAX_NEXT_N)
         if rows % a.next_n != 0:
             raise self.fail("logits", f"a multiple of next_n = {a.next_n} rows", rows)
-        if not 1 <= a.compress_ratio <= MAX_WIDTH:
-            raise self.fail("compress_ratio", f"1 to {MAX_WIDTH}", a.compress_ratio)
-        requests = rows // a.next_n
+        self.integer("compress_ratio", a.compress_ratio, 1, MAX_WIDTH)
         self.tensor("seq_lens", a.seq_lens, a.logits, torch.int32, (None,))
-        if a.seq_lens.shape[0] != requests and a.seq_lens.shape[0] != rows:
-            either = f"{requests} elements" if requests == rows else f"{requests} or {rows} elements"
-            raise self.fail("seq_lens", either, list(a.seq_lens.shape))
+        requests = rows // a.next_n
+        lengths = a.seq_lens.shape[0]
+        if lengths != requests and lengths != rows:
+            if requests == rows:
+                raise self.fail("seq_lens", f"{requests} elements", list(a.seq_lens.shape))
+            raise self.fail("seq_lens", f"{requests} or {rows} elements", list(a.seq_lens.shape))
 
     def blocks_of_scores(self, a: BlocksArguments | InBlocksArguments) -> None:
         """Check the arguments that both block ops share: scores, lengths, and the tensor for positions."""
@@ -539,6 +541,24 @@ BLOCKS = Checks("gvr_topk.indexer_topk_blocks")
 IN_BLOCKS = Checks("gvr_topk.indexer_topk_in_blocks")
 
 
+def _check_state(a: DecodeArguments, rows: int, requests: int) -> None:
+    if a.row_slot is not None:
+        if a.state is None:
+            raise DECODE.fail("row_slot", "a state beside it", None)
+        DECODE.tensor("row_slot", a.row_slot, a.logits, torch.int32, (rows,))
+    if a.state is None:
+        if a.indices is not None:
+            raise DECODE.fail("indices", "a state beside them", None)
+        return
+    DECODE.tensor("state", a.state, a.logits, torch.float32, (None, STATE_FLOATS))
+    DECODE.states("state", a.state)
+    if a.row_slot is None and a.state.shape[0] < requests:
+        raise DECODE.fail("state", f"at least {requests} slots without row_slot", a.state.shape[0])
+    if a.indices is not None:
+        DECODE.tensor("state.indices", a.indices, a.logits, torch.int32, (a.state.shape[0], a.k))
+        DECODE.rows_apart("state.indices", a.indices, a.k)
+
+
 def check_decode(a: DecodeArguments) -> None:
     """Refuse every argument of the decode op whose effect on the device would be undefined.
 
@@ -563,10 +583,8 @@ def check_decode(a: DecodeArguments) -> None:
         DECODE.tensor("counts", a.counts, a.logits, torch.int32, (rows,))
     DECODE.row_table("stats", a.stats, a.logits, torch.int32, len(StatsColumn))
     DECODE.row_table("phase_clocks", a.phase_clocks, a.logits, torch.int64, PHASE_STAMPS)
-    if abs(a.hint_offset) > MAX_WIDTH:
-        raise DECODE.fail("hint_offset", f"-{MAX_WIDTH} to {MAX_WIDTH}", a.hint_offset)
-    if not 0 <= a.path < len(Path):
-        raise DECODE.fail("path", f"0 to {len(Path) - 1}", a.path)
+    DECODE.integer("hint_offset", a.hint_offset, -MAX_WIDTH, MAX_WIDTH)
+    DECODE.integer("path", a.path, 0, len(Path) - 1)
     DECODE.flag_bits(a.flags, FLAG_PDL | FLAG_QUANTILE_GUESS | FLAG_CLAMP_PAGES | FLAG_DROP_MASKED)
     _check_plan(a)
     DECODE.memory(a)
@@ -593,30 +611,12 @@ def _check_plan(a: DecodeArguments) -> None:
         raise DECODE.fail("logits", f"at most {PAPER_MAX_WIDTH} columns for path 'paper_gvr'", width)
 
 
-def _check_state(a: DecodeArguments, rows: int, requests: int) -> None:
-    if a.row_slot is not None:
-        if a.state is None:
-            raise DECODE.fail("row_slot", "a state beside it", None)
-        DECODE.tensor("row_slot", a.row_slot, a.logits, torch.int32, (rows,))
-    if a.state is None:
-        if a.indices is not None:
-            raise DECODE.fail("indices", "a state beside them", None)
-        return
-    DECODE.tensor("state", a.state, a.logits, torch.float32, (None, STATE_FLOATS))
-    DECODE.states("state", a.state)
-    if a.row_slot is None and a.state.shape[0] < requests:
-        raise DECODE.fail("state", f"at least {requests} slots without row_slot", a.state.shape[0])
-    if a.indices is not None:
-        DECODE.tensor("state.indices", a.indices, a.logits, torch.int32, (a.state.shape[0], a.k))
-        DECODE.rows_apart("state.indices", a.indices, a.k)
-
-
 def _check_windows(a: PrefillArguments | PrefillSliceArguments) -> None:
     """Check scores, windows and tables, and the tensors for results beside the statistics."""
     PREFILL.scores(a.logits, a.k)
     rows = a.logits.shape[0]
-    for name, ends in (("row_starts", a.row_starts), ("row_ends", a.row_ends)):
-        PREFILL.tensor(name, ends, a.logits, torch.int32, (rows,))
+    PREFILL.tensor("row_starts", a.row_starts, a.logits, torch.int32, (rows,))
+    PREFILL.tensor("row_ends", a.row_ends, a.logits, torch.int32, (rows,))
     if a.out is not None:
         PREFILL.results("out", a.out, a.logits, rows, a.k)
     requests: int | None = rows
@@ -646,8 +646,8 @@ def check_prefill(a: PrefillArguments) -> None:
     """
     _check_windows(a)
     PREFILL.row_table("stats", a.stats, a.logits, torch.int32, len(StatsColumn))
-    if a.path not in PREFILL_PATHS:
-        raise PREFILL.fail("path", either([int(path) for path in PREFILL_PATHS]), a.path)
+    if a.path != Path.AUTO and a.path != Path.RADIX_ROUNDS:
+        raise PREFILL.fail("path", f"{Path.AUTO:d} or {Path.RADIX_ROUNDS:d}", a.path)
     PREFILL.flag_bits(a.flags, FLAG_PDL | FLAG_STREAMS)
     PREFILL.memory(a)
 
@@ -663,9 +663,12 @@ def check_prefill_slice(a: PrefillSliceArguments) -> None:
     _check_windows(a)
     rows, width = a.logits.shape
     if a.out is None:
-        for name, value in (("offsets", a.offsets), ("counts", a.counts), ("page_table", a.page_table)):
-            if value is not None:
-                raise PREFILL.fail(name, "an out beside it", None)
+        if a.offsets is not None:
+            raise PREFILL.fail("offsets", "an out beside it", None)
+        if a.counts is not None:
+            raise PREFILL.fail("counts", "an out beside it", None)
+        if a.page_table is not None:
+            raise PREFILL.fail("page_table", "an out beside it", None)
     PREFILL.tensor("carry", a.carry, a.logits, torch.int64, (None, a.k + 1))
     PREFILL.contiguous("carry", a.carry)
     if a.carry.shape[0] < rows:

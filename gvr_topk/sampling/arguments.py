@@ -153,19 +153,16 @@ class SamplingChecks(Checks):
             raise self.fail(name, " or ".join(map(repr, names)), repr(value))
         return int(kind[value.upper()])
 
-    def one_of(self, name: str, tensor: Any, like: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-        """Check a tensor of one number for each row, without gaps, of one of two dtypes."""
-        if isinstance(tensor, Tensor) and tensor.dtype not in dtypes:
-            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise self.fail(name, f"dtype {wanted}", str(tensor.dtype).removeprefix("torch."))
-        self.tensor(name, tensor, like, getattr(tensor, "dtype", dtypes[0]), (like.shape[0],))
+    def tokens(self, name: str, tensor: Any, like: Tensor) -> None:
+        """Check a tensor of one token for each row, without gaps, of one of two dtypes."""
+        if isinstance(tensor, Tensor) and tensor.dtype not in (torch.int64, torch.int32):
+            raise self.fail(name, "dtype int64 or int32", str(tensor.dtype).removeprefix("torch."))
+        self.tensor(name, tensor, like, getattr(tensor, "dtype", torch.int64), (like.shape[0],))
 
-    def optional(
-        self, name: str, tensor: Tensor | None, like: Tensor, dtype: torch.dtype, *columns: int | None
-    ) -> None:
-        """Check an optional tensor with a number, or a row of numbers, for each row."""
+    def optional(self, name: str, tensor: Tensor | None, like: Tensor, dtype: torch.dtype) -> None:
+        """Check an optional tensor with a number for each row."""
         if tensor is not None:
-            self.tensor(name, tensor, like, dtype, (like.shape[0], *columns))
+            self.tensor(name, tensor, like, dtype, (like.shape[0],))
 
     def mask(self, a: SampleArguments | LimitsArguments) -> None:
         """Check the packed mask of allowed tokens."""
@@ -175,13 +172,19 @@ class SamplingChecks(Checks):
                 raise self.fail("allow_row", "allow beside it", None)
             return
         masks = rows if a.allow_row is None else None
-        self.tensor("allow", a.allow, a.logits, torch.int32, (masks, -(-width // 32)))
+        self.tensor("allow", a.allow, a.logits, torch.int32, (masks, (width + 31) // 32))
         self.optional("allow_row", a.allow_row, a.logits, torch.int32)
 
     def limit_rows(self, limits: Tensor, like: Tensor) -> None:
         """Check limits of the rows."""
         self.tensor("limits", limits, like, torch.int32, (like.shape[0], LIMIT_WORDS))
         self.states("limits", limits)
+
+    def limits(self, a: LimitsArguments) -> None:
+        """Check what functions that apply limits have in common."""
+        self.rows(a.logits)
+        self.limit_rows(a.limits, a.logits)
+        self.mask(a)
 
 
 SAMPLE = SamplingChecks("gvr_topk.sample")
@@ -207,30 +210,37 @@ def fields_of(**parameters: Any) -> dict[str, Any]:
 def check_sample(a: SampleArguments) -> None:
     """Refuse wrong arguments of a call of the sampler."""
     SAMPLE.rows(a.logits)
-    SAMPLE.one_of("out", a.out, a.logits, (torch.int64, torch.int32))
+    SAMPLE.tokens("out", a.out, a.logits)
     SAMPLE.optional("slots", a.slots, a.logits, torch.int32)
     SAMPLE.optional("positions", a.positions, a.logits, torch.int64)
     _check_parameters(a)
     SAMPLE.mask(a)
+    _check_outputs(a)
+    SAMPLE.memory(a)
+
+
+def _check_outputs(a: SampleArguments) -> None:
+    """Check the tensors for what is told of the tokens, and how they are drawn."""
     SAMPLE.optional("logprobs", a.logprobs, a.logits, torch.float32)
     SAMPLE.optional("ranks", a.ranks, a.logits, torch.int64)
-    SAMPLE.optional("kept", a.kept, a.logits, torch.int32, None)
     SAMPLE.optional("counts", a.counts, a.logits, torch.int32)
-    columns = None if a.kept is None else a.kept.shape[1]
-    if a.kept_logprobs is not None and columns is None:
-        raise SAMPLE.fail("kept_logprobs", "kept beside it", None)
-    SAMPLE.optional("kept_logprobs", a.kept_logprobs, a.logits, torch.float32, columns)
-    for name, tensor in (("kept", a.kept), ("kept_logprobs", a.kept_logprobs)):
-        if tensor is not None:
-            SAMPLE.rows_apart(name, tensor, tensor.shape[1])
+    rows = a.logits.shape[0]
+    if a.kept is not None:
+        SAMPLE.tensor("kept", a.kept, a.logits, torch.int32, (rows, None))
+        SAMPLE.rows_apart("kept", a.kept, a.kept.shape[1])
+    if a.kept_logprobs is not None:
+        if a.kept is None:
+            raise SAMPLE.fail("kept_logprobs", "kept beside it", None)
+        columns = a.kept.shape[1]
+        SAMPLE.tensor("kept_logprobs", a.kept_logprobs, a.logits, torch.float32, (rows, columns))
+        SAMPLE.rows_apart("kept_logprobs", a.kept_logprobs, columns)
     if a.limits is not None:
         SAMPLE.limit_rows(a.limits, a.logits)
     SAMPLE.optional("flags", a.flags, a.logits, torch.int32)
-    for name, kind in (("order", Order), ("noise", Noise), ("logprob_mode", LogprobMode)):
-        if not 0 <= getattr(a, name) < len(kind):
-            raise SAMPLE.fail(name, f"0 to {len(kind) - 1}", getattr(a, name))
+    SAMPLE.integer("order", a.order, 0, len(Order) - 1)
+    SAMPLE.integer("noise", a.noise, 0, len(Noise) - 1)
+    SAMPLE.integer("logprob_mode", a.logprob_mode, 0, len(LogprobMode) - 1)
     SAMPLE.flag_bits(a.options, FLAG_PDL)
-    SAMPLE.memory(a)
 
 
 def _check_parameters(a: SampleArguments) -> None:
@@ -246,22 +256,16 @@ def _check_parameters(a: SampleArguments) -> None:
         count = tensor.shape[0]
 
 
-def _check_limits(checks: SamplingChecks, a: LimitsArguments) -> None:
-    checks.rows(a.logits)
-    checks.limit_rows(a.limits, a.logits)
-    checks.mask(a)
-
-
 def check_apply_limits(a: ApplyLimitsArguments) -> None:
     """Refuse wrong arguments of a call of `apply_limits_`."""
-    _check_limits(APPLY_LIMITS, a)
+    APPLY_LIMITS.limits(a)
     APPLY_LIMITS.rows_apart("logits", a.logits, a.logits.shape[1])
     APPLY_LIMITS.memory(a)
 
 
 def check_renorm(a: RenormArguments) -> None:
     """Refuse wrong arguments of a call of `renorm`."""
-    _check_limits(RENORM, a)
+    RENORM.limits(a)
     width = a.logits.shape[1]
     RENORM.tensor("out", a.out, a.logits, torch.float32, (a.logits.shape[0], width))
     RENORM.rows_apart("out", a.out, width)
@@ -278,7 +282,7 @@ def check_topk_logprobs(a: TopkLogprobsArguments) -> None:
     TOPK_LOGPROBS.rows(a.logits)
     rows, width = a.logits.shape
     TOPK_LOGPROBS.integer("n", a.n, 0, width)
-    TOPK_LOGPROBS.one_of("sampled", a.sampled, a.logits, (torch.int64, torch.int32))
+    TOPK_LOGPROBS.tokens("sampled", a.sampled, a.logits)
     TOPK_LOGPROBS.tensor("ids", a.ids, a.logits, torch.int64, (rows, a.n + 1))
     TOPK_LOGPROBS.tensor("logprobs", a.logprobs, a.logits, torch.float32, (rows, a.n + 1))
     TOPK_LOGPROBS.tensor("ranks", a.ranks, a.logits, torch.int64, (rows,))
@@ -290,7 +294,7 @@ def check_topk_logprobs(a: TopkLogprobsArguments) -> None:
 def check_verify(logits: Tensor, draft_tokens: Tensor, num_drafts: int, starts: Tensor | None) -> int:
     """Refuse wrong arguments of `gvr_topk.sampling.verify`, and return `num_drafts` as an integer."""
     VERIFY.rows(logits)
-    VERIFY.one_of("draft_tokens", draft_tokens, logits, (torch.int64, torch.int32))
+    VERIFY.tokens("draft_tokens", draft_tokens, logits)
     num_drafts, rows = VERIFY.integer("num_drafts", num_drafts, 0, MAX_ROWS), logits.shape[0]
     if starts is not None:
         VERIFY.tensor("starts", starts, logits, torch.int32, (None,))
