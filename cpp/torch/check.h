@@ -105,44 +105,68 @@ inline std::ostream& operator<<(std::ostream& out, const DeviceName& name) {
   return out << (t.is_cpu() ? "cpu" : "another device");
 }
 
+// A tensor of a call, or null for one that is optional and not given.
+class TensorArgument {
+ public:
+  TensorArgument(const Tensor& t) : tensor_(&t) {}
+  TensorArgument(const OptionalTensor& t) : tensor_(t ? &*t : nullptr) {}
+  explicit operator bool() const { return tensor_ != nullptr; }
+  const Tensor& operator*() const { return *tensor_; }
+  const Tensor* operator->() const { return tensor_; }
+
+ private:
+  const Tensor* tensor_;
+};
+
+// ---------------------------------------------------------------- methods of Python's `Checks`
+
+inline void check_integer(const char* name, int64_t value, int64_t low, int64_t high) {
+  check(low <= value && value <= high, name, ": wanted ", low, " to ", high, ", got ", value);
+}
+
+inline void check_score_values(const char* name, TensorArgument t) {
+  const ScalarType dtype = t->scalar_type();
+  check(dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half, name,
+        ": wanted dtype float32, bfloat16 or float16, got ", name_of(dtype));
+}
+
 // Checks that a tensor is on the device of `like`, of `dtype` and of `shape`, with inner stride 1.
-inline void check_tensor(const Tensor& t, const char* name, const Tensor& like, ScalarType dtype,
+inline void check_tensor(const char* name, TensorArgument t, TensorArgument like, ScalarType dtype,
                          std::initializer_list<int64_t> shape) {
-  check(t.is_cuda() == like.is_cuda() && t.get_device() == like.get_device(), name, ": wanted a tensor on ",
-        DeviceName{like}, ", got ", DeviceName{t});
-  check(t.scalar_type() == dtype, name, ": wanted dtype ", name_of(dtype), ", got ",
-        name_of(t.scalar_type()));
-  bool same = t.dim() == static_cast<int64_t>(shape.size());
+  check(t->is_cuda() == like->is_cuda() && t->get_device() == like->get_device(), name,
+        ": wanted a tensor on ", DeviceName{*like}, ", got ", DeviceName{*t});
+  check(t->scalar_type() == dtype, name, ": wanted dtype ", name_of(dtype), ", got ",
+        name_of(t->scalar_type()));
+  bool same = t->dim() == static_cast<int64_t>(shape.size());
   int64_t dimension = 0;
   for (const int64_t n : shape) {
     if (!same) break;
-    same = n == kAny || t.size(dimension) == n;
+    same = n == kAny || t->size(dimension) == n;
     ++dimension;
   }
-  check(same, name, ": wanted ", Wanted{shape}, ", got ", describe(t));
-  const int64_t last = t.dim() - 1;
-  check(t.size(last) <= 1 || t.stride(last) == 1, name, ": wanted inner stride 1, got ", t.stride(last));
+  check(same, name, ": wanted ", Wanted{shape}, ", got ", describe(*t));
+  const int64_t last = t->dim() - 1;
+  check(t->size(last) <= 1 || t->stride(last) == 1, name, ": wanted inner stride 1, got ", t->stride(last));
 }
 
-// Checks that rows do not overlap. Two blocks would write overlapping rows at once, and the rows would hold
-// neither block's result.
-inline void check_rows_apart(const Tensor& t, const char* name, int64_t columns) {
-  check(t.size(0) <= 1 || t.stride(0) >= columns, name, ": wanted rows that do not overlap, at least ",
-        columns, " elements apart, got ", t.stride(0));
+// Checks a tensor of one token for each row, of one of two dtypes.
+inline void check_tokens(const char* name, TensorArgument t, TensorArgument like) {
+  const ScalarType dtype = t->scalar_type();
+  check(dtype == ScalarType::Long || dtype == ScalarType::Int, name, ": wanted dtype int64 or int32, got ",
+        name_of(dtype));
+  check_tensor(name, t, like, dtype, {like->size(0)});
 }
 
-inline void check_contiguous(const Tensor& t, const char* name) {
-  const int64_t columns = t.size(1);
-  check(t.size(0) <= 1 || t.stride(0) == columns, name, ": wanted contiguous rows, got strides (",
-        t.stride(0), ", ", t.stride(1), ")");
+inline void check_contiguous(const char* name, TensorArgument t) {
+  check(t->size(0) <= 1 || t->stride(0) == t->size(1), name, ": wanted contiguous rows, got strides (",
+        t->stride(0), ", ", t->stride(1), ")");
 }
 
-// Checks a tensor of results: [rows, >= k] of int32. `count` names the argument that gives k.
-inline void check_results(const Tensor& t, const char* name, const Tensor& like, int64_t rows, int64_t k,
-                          const char* count = "k") {
-  check_tensor(t, name, like, ScalarType::Int, {rows, kAny});
-  check(t.size(1) >= k, name, ": wanted at least ", count, " = ", k, " columns, got ", describe(t));
-  check_rows_apart(t, name, k);
+// Checks that kernels can read and write a tensor of states 16 bytes at a time.
+inline void check_states(const char* name, TensorArgument t) {
+  check_contiguous(name, t);
+  check(reinterpret_cast<uintptr_t>(t->data_ptr()) % 16 == 0, name,
+        ": wanted an address that is a multiple of 16, got one that is not");
 }
 
 }  // namespace gvr_topk

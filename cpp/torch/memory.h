@@ -39,13 +39,10 @@ inline int64_t element_bytes(ScalarType dtype) {
 // Compares each written tensor with those that were named before it. Tensors have one dimension or two.
 class MemoryCheck {
  public:
-  void reads(const char* name, const Tensor& t) { add(name, t, kAny); }
-  void reads(const char* name, const OptionalTensor& t) {
-    if (t) reads(name, *t);
-  }
+  void reads(const char* name, TensorArgument t) { add(name, t, kAny); }
 
   // Only `columns` elements of each row are written, or all.
-  void writes(const char* name, const Tensor& t, int64_t columns = kAny) {
+  void writes(const char* name, TensorArgument t, int64_t columns = kAny) {
     if (!add(name, t, columns)) return;
     const MemoryRuns& written = runs_[count_ - 1];
     for (int i = 0; i + 1 < count_; ++i) {
@@ -53,21 +50,18 @@ class MemoryCheck {
             runs_[i].name);
     }
   }
-  void writes(const char* name, const OptionalTensor& t, int64_t columns = kAny) {
-    if (t) writes(name, *t, columns);
-  }
 
  private:
-  // Adds a tensor; false: it has no element.
-  bool add(const char* name, const Tensor& t, int64_t columns) {
-    if (t.dim() == 0) return false;  // no op takes one
-    const bool is_table = t.dim() == 2;
-    const int64_t rows = is_table ? t.size(0) : 1;
-    if (columns == kAny) columns = t.size(is_table ? 1 : 0);
+  // Adds a tensor; false: it is not given, or has no element.
+  bool add(const char* name, TensorArgument t, int64_t columns) {
+    if (!t || t->dim() == 0) return false;  // no op takes one without a dimension
+    const bool is_table = t->dim() == 2;
+    const int64_t rows = is_table ? t->size(0) : 1;
+    if (columns == kAny) columns = t->size(is_table ? 1 : 0);
     if (rows == 0 || columns == 0) return false;
-    const int64_t size = element_bytes(t.scalar_type());
-    MemoryRuns runs{name, reinterpret_cast<uintptr_t>(t.data_ptr()), rows, columns * size,
-                    is_table ? t.stride(0) * size : 0};
+    const int64_t size = element_bytes(t->scalar_type());
+    MemoryRuns runs{name, reinterpret_cast<uintptr_t>(t->data_ptr()), rows, columns * size,
+                    is_table ? t->stride(0) * size : 0};
     if (runs.stride <= runs.bytes) {  // rows without gaps are one run
       runs.bytes += (rows - 1) * runs.stride;
       runs.rows = 1;

@@ -4,7 +4,6 @@
 
 #include "call.h"
 #include "gvr_topk/launch.h"
-#include "sampling_arguments.h"
 
 namespace gvr_topk {
 namespace {
@@ -15,7 +14,7 @@ const T* parameter_pointer(const OptionalTensor& t, const char* name, const Tens
                            int64_t count) {
   if (!t) return nullptr;
   if (t->is_cuda()) {
-    check_tensor(*t, name, logits, dtype, {count});
+    check_tensor(name, t, logits, dtype, {count});
     return static_cast<const T*>(t->data_ptr());
   }
   check(t->scalar_type() == dtype, name, ": wanted dtype ", name_of(dtype), ", got ",
@@ -40,29 +39,11 @@ int64_t parameters_of(const SampleArguments& a) {
 }
 
 void check_sample(const SampleArguments& a) {
-  check_logits(a.logits);
-  const int64_t rows = a.logits.size(0);
-  check_tokens(a.out, "out", a.logits);
-  if (a.slots) check_tensor(*a.slots, "slots", a.logits, ScalarType::Int, {rows});
-  check_mask(a.allow, a.allow_row, a.logits);
-  if (a.logprobs) check_tensor(*a.logprobs, "logprobs", a.logits, ScalarType::Float, {rows});
-  if (a.ranks) check_tensor(*a.ranks, "ranks", a.logits, ScalarType::Long, {rows});
-  if (a.counts) check_tensor(*a.counts, "counts", a.logits, ScalarType::Int, {rows});
-  if (a.flags) check_tensor(*a.flags, "flags", a.logits, ScalarType::Int, {rows});
-  if (a.kept) {
-    check_tensor(*a.kept, "kept", a.logits, ScalarType::Int, {rows, kAny});
-    check_rows_apart(*a.kept, "kept", a.kept->size(1));
-  }
-  check(a.kept || !a.kept_logprobs, "kept_logprobs: wanted kept beside it, got None");
-  if (a.kept_logprobs) {
-    check_tensor(*a.kept_logprobs, "kept_logprobs", a.logits, ScalarType::Float, {rows, a.kept->size(1)});
-    check_rows_apart(*a.kept_logprobs, "kept_logprobs", a.kept_logprobs->size(1));
-  }
-  if (a.limits) check_limit_rows(*a.limits, a.logits);
-  check(a.order >= 0 && a.order <= 3, "order: wanted 0 to 3, got ", a.order);
-  check(a.noise >= 0 && a.noise <= 1, "noise: wanted 0 to 1, got ", a.noise);
-  check(a.logprob_mode >= 0 && a.logprob_mode <= 1, "logprob_mode: wanted 0 to 1, got ", a.logprob_mode);
-  check_flags(a.options, kFlagPdl);
+  check_rows(a.logits);
+  check_tokens("out", a.out, a.logits);
+  check_optional("slots", a.slots, a.logits, ScalarType::Int);
+  check_mask(a);
+  check_outputs(a);
   check_memory(a);
 }
 

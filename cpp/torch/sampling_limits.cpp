@@ -4,7 +4,6 @@
 
 #include "call.h"
 #include "gvr_topk/launch.h"
-#include "sampling_arguments.h"
 
 namespace gvr_topk {
 namespace {

@@ -3,7 +3,7 @@
 // messages have no op's name.
 #include <torch/csrc/stable/library.h>
 
-#include "sampling_arguments.h"
+#include "arguments.h"
 
 STABLE_TORCH_LIBRARY_IMPL(gvr_topk_checks, CPU, m) {
   using namespace gvr_topk;

@@ -5,7 +5,9 @@ The checks of the CUDA library need no CUDA: a C++ compiler builds them here as 
 
 from __future__ import annotations
 
+import ast
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from gvr_topk.arguments import schema
 from tests.wrong_calls import CASES, OPS, VALID, Case, name_of, valid_call
 
 ROOT = Path(__file__).resolve().parents[2]
+GENERATOR = ROOT / "packaging/generate_op_arguments.py"
 Check = Callable[[str, Any], None]
 
 
@@ -30,8 +33,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
     if compiler is None:
         pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("checks")
-    library, generator = folder / "libchecks.so", ROOT / "packaging/generate_op_arguments.py"
-    subprocess.run([sys.executable, generator, folder / "op_arguments.h"], check=True)
+    library = folder / "libchecks.so"
+    subprocess.run([sys.executable, GENERATOR, folder / "op_arguments.h"], check=True)
     torch_root = Path(torch.__file__).parent
     command = [
         compiler,
@@ -97,13 +100,34 @@ def checks_of(file: Path) -> list[str]:
     return patterns
 
 
-@pytest.mark.parametrize("header", ["arguments.h", "sampling_arguments.h", "check.h", "memory.h"])
-def test_every_compiled_check_has_a_wrong_call(header: str) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if a.k == 1:\n    return\nelse:\n    a.k",
+        "for name in a: DECODE.tensor(name)",
+        "DECODE.tensor('k', a.k, shape=(1,))",
+        "raise DECODE.fail('k', wanted=1, got=2)",
+        "raise DECODE.fail('k', 1, a.k) from None",
+        "return 1",
+        "k = {}",
+        "k = a.k.sum()",
+        "k = a[0]",
+    ],
+)
+def test_what_has_no_translation_is_refused(body: str) -> None:
+    statements = runpy.run_path(str(GENERATOR))["statements"]
+    with pytest.raises(ValueError, match=r"^line 1: wanted an? (statement|expression) of checks, got"):
+        list(statements(ast.parse(body).body, set()))
+
+
+@pytest.mark.parametrize("header", ["op_arguments.h", "arguments.h", "check.h", "memory.h"])
+def test_every_compiled_check_has_a_wrong_call(header: str, tmp_path: Path) -> None:
     messages = [case.message for case in CASES]
-    patterns = checks_of(ROOT / "cpp" / "torch" / header)
+    written = tmp_path / "op_arguments.h"
+    subprocess.run([sys.executable, GENERATOR, written], check=True)
+    patterns = checks_of(written if header == written.name else ROOT / "cpp" / "torch" / header)
     assert patterns
     missing = [pattern for pattern in patterns if not any(re.search(pattern, text) for text in messages)]
-    # Other devices take a GPU, and path paper_gvr a GPU of another kind.
-    assert missing == [
-        pattern for pattern in patterns if "compute" in pattern or r"wanted\ a\ tensor\ on" in pattern
-    ]
+    # Other devices take a GPU, as the op `sample` does, and path paper_gvr a GPU of another kind.
+    on_gpu = ("compute", r"wanted\ a\ tensor\ on", "kept_logprobs")
+    assert missing == [pattern for pattern in patterns if any(text in pattern for text in on_gpu)]
