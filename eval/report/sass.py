@@ -30,10 +30,6 @@ EXPLAINED: dict[str, str] = {
 """Why collectives need no guard, by file and function; none is behind a region that spans a barrier."""
 
 SAME_IN_ALL_LANES = {
-    (
-        "fallback/verify.cuh: "
-        "bits = finite ? match_tile(tile, begin, ctx.end, [&](float x) { return !(x < lo); })"
-    ),
     "cluster/sample.cuh: for (int e = 0; e < kSampleVec; ++e) {",  # in each round `at_once`
     "resident/count_and_emit.cuh: if (tie_key != kAbsentKey) {",
     "resident/cluster_tile.cuh: for (int j = 0; j < kVecs; ++j) {",  # up to the row's vectors in a lane
