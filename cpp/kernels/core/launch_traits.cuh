@@ -13,7 +13,8 @@
 namespace gvr_topk {
 
 // The facts that a specialization of a kernel takes as constants. Run time is a matter of single instructions
-// here, and many of them would test facts that hardly ever differ.
+// here, and many of them would test facts that hardly ever differ: calls that kCommonOneRow serves take 7 to
+// 24 % longer by kCommon, where one CTA or the largest cluster holds the row (measured on an H100).
 enum class Specialization {
   kGeneric,        // nothing
   kCommon,         // aligned rows in whole vectors, a hint allowed, state read and written
