@@ -192,7 +192,7 @@ GVR_DEVICE void merge_slice(const SliceParams& p, SliceShared& smem, int turn, c
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kBlockThreads, kPrefillCtasPerSm)
+__global__ void __launch_bounds__(kBlockThreads, is_small_arch(kArch) ? 1 : kPrefillCtasPerSm)
     prefill_slice_topk(const __grid_constant__ SliceParams p) {
   SliceShared& smem = shared_memory();
   const int thread = threadIdx.x;
