@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from eval.common.machine import write_text
 from eval.common.paths import ROOT
 from eval.common.status import InputError
 from gvr_topk.config import ConfigError, ServeConfig, load_config
@@ -25,15 +26,12 @@ def combined_configs() -> Path:
 
     Their names are ``BASE_mtpN_VARIANT.yaml``. A file that is as it should be is not touched.
     """
-    COMBINED.mkdir(parents=True, exist_ok=True)
     for base, mtp, variant in ((base, mtp, variant) for base in BASES for mtp in MTP for variant in VARIANTS):
         drafts = [PARTS / f"mtp{mtp}.yaml"] if mtp else []
         text = combine([PARTS / "base" / f"{base}.yaml", *drafts, PARTS / f"heuristic_{variant}.yaml"])
         file = COMBINED / f"{base}_mtp{mtp}_{variant}.yaml"
         if not file.is_file() or file.read_text() != text:
-            partial = file.with_suffix(".partial")
-            partial.write_text(text)
-            partial.replace(file)
+            write_text(file, text)
     return COMBINED
 
 

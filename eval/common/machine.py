@@ -98,9 +98,9 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one step, so that a killed run leaves the last whole one."""
+    """Write a file in one step: a killed run leaves the last whole one, and several writers one of theirs."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.write_text(text)
     os.replace(partial, path)
 
