@@ -149,6 +149,7 @@ _REWRITTEN = (
     Configuration("resident", 70690, 3, chains=1),
     Configuration("streaming", 600_000, 2, chains=1),
     Configuration("fallback", 600_000, 2, k=4096, chains=1),
+    Configuration("fallback, narrowed", 600_000, 2, k=9000, path="no_hint", chains=1),
     Configuration("paper_gvr", 70690, 3, path="paper_gvr", chains=1),
 )
 

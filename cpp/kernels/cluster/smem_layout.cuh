@@ -21,8 +21,9 @@ static_assert(Histogram::kGroups == kWarps && Histogram::kBins == 2 * kThreads);
 // - Own regions are written by threads of this CTA. They are read behind a block barrier, or by the same warp
 //   behind __syncwarp. The comments on the regions of a union name the phase that uses each region, and a
 //   block barrier lies between two phases.
-// - Landing zones take asynchronous copies of this CTA's own threads. A thread reads only what it has copied
-//   itself, behind its own wait for the copies.
+// - Landing zones take asynchronous copies of this CTA's own threads. A thread reads what it has copied
+// itself
+//   behind its own wait for the copies; in rings, what its warp has copied, behind the warp's barrier.
 // - Inboxes take transaction stores of any CTA of the cluster. The stores are issued behind the cluster
 //   barrier that says that all CTAs run. An inbox is read behind the wait for its transaction barrier. New
 //   stores are issued only behind another cluster barrier (`restart_counts`), so that nobody still reads what

@@ -55,7 +55,7 @@ struct PartStream {
 #pragma unroll 1
     for (int step = 0; step * kTileElements < length; ++step) {
       ptx::wait_copies<kDepth - 1>();
-      __syncwarp();  // The tile's copies of all lanes have arrived.
+      ptx::reconverge(ptx::unknown_zero());  // The tile's copies of all lanes have arrived.
       const int before = begin + step + lane == 0 ? lead : 0;
       const int left = length - step * kTileElements - lane * kValuesPerThread;
       visit(step, slot, ptx::bit_range(before, max(left - before, 0)));

@@ -22,8 +22,8 @@ GVR_DEVICE bool needs_narrowing(const RowContext<T>& ctx) {
   return 2 * ctx.k > ctx.list.segment() << ctx.log2_ctas;
 }
 
-// log2 of the probes of each thread. Of n elements k (n - k) / 2^21 are sampled, so that eight standard
-// deviations of the k-th rank are about 12,000 elements.
+// log2 of the probes of each thread, at least one. Of n elements k (n - k) / 2^21 are sampled or more, so
+// that eight standard deviations of the k-th rank are at most 12,000 elements, up to kLog2MostProbes.
 template <typename T>
 GVR_DEVICE int log2_probes(const RowContext<T>& ctx) {
   const auto wanted =
@@ -63,7 +63,9 @@ GVR_DEVICE bool narrow(const RowContext<T>& ctx, KeyInterval& interval, uint32_t
     }
   }
   sum_over_cluster(ctx, bins.above, parity);
-  const bool agreed = read_headers(ctx, KeyInterval::everything()).agreed;
+  // A CTA that finds its row short makes one exchange, and then starts over if the lengths differ. So does
+  // this one: another barrier of the cluster here would be one more than the other CTA makes.
+  if (!read_headers(ctx, KeyInterval::everything()).agreed) return false;
   const float size = static_cast<float>(kSampleVec * kThreads * probes << ctx.log2_ctas);
   const float scale =
       __fdividef(size, static_cast<float>(ctx.row.n));  // ranks of the sample for each of the row
@@ -88,7 +90,7 @@ GVR_DEVICE bool narrow(const RowContext<T>& ctx, KeyInterval& interval, uint32_t
   if (ctx.thread == 0) smem.counts = Counts{};
   ptx::reconverge(ctx.zero);
   __syncthreads();
-  return agreed;
+  return true;
 }
 
 }  // namespace gvr_topk::fallback

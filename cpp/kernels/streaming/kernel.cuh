@@ -8,7 +8,7 @@
 // - guess: an interval of keys that is believed to hold the k-th, from the state that the last step left,
 //   or from a sample of the row (cluster/guess.cuh);
 // - collect: each warp streams its part of the row and keeps, in index order, the elements at or above the
-//   interval's lower end (streaming/async_pipeline.cuh, streaming/async_pipeline.cuh);
+//   interval's lower end (streaming/async_pipeline.cuh);
 // - verify: candidates are counted above the interval and listed inside, and one exchange joins the CTAs;
 // - refine: the exact k-th key is found among the listed ones (cluster/select.cuh);
 // - emit: each CTA writes its selected positions, and one thread the state for the next step.

@@ -150,7 +150,7 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
   }
   // Ties of the tie key are too many, or candidates are: every element is looked at again.
   const bool try_it = result.agreed && interval.tie_key() != kAbsentKey;
-  __syncthreads();  // The memory of the buffer is used for other things now.
+  __syncthreads();  // All threads have read the buffer. The row streams once more.
   fallback::radix_fallback<T, kOptions>(
       p, traits,
       fallback::FallbackState{try_it ? fallback::FallbackStage::kGuess : fallback::FallbackStage::kRadix,
