@@ -65,6 +65,16 @@ struct PartStream {
     }
   }
 
+  // Calls visit(key) for each of this lane's elements of the row, in a pass that was started.
+  template <typename Visit>
+  GVR_DEVICE void for_each_key(Visit visit) const {
+    for_each_tile([&](int, uint32_t slot, uint32_t valid) {
+      ring.for_each_value(slot, [&](int i, float x) {
+        if ((valid >> i & 1) != 0) visit(order_key(x));
+      });
+    });
+  }
+
  private:
   // An empty group is committed as well, because a wait counts groups.
   GVR_DEVICE void request(int step, uint32_t slot) const {

@@ -5,6 +5,7 @@
 
 #include "cluster/guess.cuh"
 #include "cluster/radix_select.cuh"
+#include "cluster/row_job.cuh"
 #include "ptx/warp.cuh"
 
 namespace gvr_topk::fallback {
@@ -86,10 +87,7 @@ GVR_DEVICE bool narrow(const RowContext<T>& ctx, KeyInterval& interval, uint32_t
   __syncthreads();
   const BinHit last = smem.keys.locate(lower - above, ctx.thread);
   if (last.count != 0) interval.lo = range.base + (last.bin << shift);
-  cluster_sync(ctx.ctas);  // All CTAs have read the lists.
-  if (ctx.thread == 0) smem.counts = Counts{};
-  ptx::reconverge(ctx.zero);
-  __syncthreads();
+  restart_counts(ctx);
   return true;
 }
 

@@ -18,11 +18,7 @@ template <typename T, typename Stream>
 GVR_DEVICE KeyInterval radix_select(const RowContext<T>& ctx, const Stream& stream, const KeyInterval& range,
                                     uint32_t& exchanges, int& rounds) {
   return gvr_topk::radix_select(ctx, range, exchanges, rounds, [&](RadixBins& bins) {
-    stream.for_each_tile([&](int, uint32_t slot, uint32_t valid) {
-      stream.ring.for_each_value(slot, [&](int i, float value) {
-        if ((valid >> i & 1) != 0) bins.add(order_key(value));
-      });
-    });
+    stream.for_each_key([&](uint32_t key) { bins.add(key); });
     stream.start();
   });
 }

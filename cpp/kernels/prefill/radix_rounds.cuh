@@ -17,11 +17,7 @@ using RowStream = PartStream<T, kBlockWarps, kPrefillRingDepth>;
 template <typename T, typename Visit>
 GVR_DEVICE void for_each_key(const RowStream<T>& stream, Visit visit) {
   stream.start();
-  stream.for_each_tile([&](int, uint32_t slot, uint32_t valid) {
-    stream.ring.for_each_value(slot, [&](int i, float x) {
-      if ((valid >> i & 1) != 0) visit(order_key(x));
-    });
-  });
+  stream.for_each_key(visit);
   ptx::reconverge(ptx::unknown_zero());
 }
 

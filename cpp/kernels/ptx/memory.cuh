@@ -90,7 +90,7 @@ GVR_DEVICE void copy_half_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global) : "memory");
 }
 
-// Returns the L2 policy for data that is read once: it is evicted before anything else.
+// Returns the L2 policy for rows that stream by: they are evicted before anything else.
 GVR_DEVICE uint64_t evict_first_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -19,8 +19,6 @@
 // (small_row/solo_row.cuh).
 #pragma once
 
-#include <algorithm>
-
 #include "cluster/guess.cuh"
 #include "cluster/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
