@@ -1,4 +1,4 @@
-"""The top-k that the fakes compute themselves: a stable sort of each row, and no code of this package."""
+"""The top-k that the fakes compute themselves: stable sorts, and no code of this package."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import torch
 
 
 def chosen(score, lengths, topk, row_starts=None):
-    """Row-local positions in descending order of scores, -1 padded; of equal scores the first ones."""
+    """Row-local positions in descending order of scores, -1 padded; of equal scores the first ones; no sync."""
+    columns = torch.arange(score.shape[1], device=score.device)
+    starts = torch.zeros_like(lengths) if row_starts is None else row_starts
+    starts, lengths = starts.to(score.device)[:, None], lengths.to(score.device)[:, None]
+    visible = ((columns >= starts) & (columns < starts + lengths)).to(torch.uint8)
+    order = score.argsort(dim=1, descending=True, stable=True)
+    # Behind all visible ones, however small these are, and NaN, which sorts first, among the others.
+    order = order.gather(1, visible.gather(1, order).argsort(dim=1, descending=True, stable=True))[:, :topk]
     out = torch.full((score.shape[0], topk), -1, dtype=torch.int32, device=score.device)
-    for row, length in enumerate(lengths.tolist()):
-        start = 0 if row_starts is None else int(row_starts[row])
-        visible = score[row, start : start + max(length, 0)]
-        order = visible.argsort(descending=True, stable=True)[:topk]
-        out[row, : len(order)] = order.to(torch.int32)
+    rows = torch.where(visible.gather(1, order) > 0, order - starts, -1)
+    out[:, : order.shape[1]] = rows.to(torch.int32)
     return out
 
 

@@ -35,6 +35,7 @@ def test_rows_off_alignment(path: str, dtype: torch.dtype, n: int) -> None:
         ("streaming", 33_000, 512, 2),
         ("streaming", 33_001, 512, 2),
         ("fallback", 40_000, 3000, 2),
+        ("fallback", 40_001, 9000, 2),
     ],
 )
 def test_every_kernel(family: str, width: int, k: int, ctas: int, hint: str) -> None:
