@@ -6,7 +6,7 @@ import torch
 
 
 def chosen(score, lengths, topk, row_starts=None):
-    """Row-local positions in descending order of scores, -1 padded; of equal scores the first ones; no sync."""
+    """Row-local positions by descending scores, -1 padded; of equal scores the first ones; no sync."""
     columns = torch.arange(score.shape[1], device=score.device)
     starts = torch.zeros_like(lengths) if row_starts is None else row_starts
     starts, lengths = starts.to(score.device)[:, None], lengths.to(score.device)[:, None]

@@ -512,7 +512,7 @@ constexpr int64_t max_sample_bytes(int32_t arch) {
   return int64_t{kMaxSampleCtas} * (sample_most_bytes(arch) - kSampleFixedBytes);
 }
 // A CTA that finishes a row alone needs so much where the row was.
-constexpr int32_t kSampleLeastPart = 8192;
+constexpr int32_t kSampleLeastPart = 9216;
 // A part of this size leaves room for three CTAs on an SM.
 constexpr int32_t kSamplePartBytes = 65536;
 

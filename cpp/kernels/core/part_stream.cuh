@@ -28,6 +28,7 @@ struct PartStream {
   int begin;      // first element of the part, counted from that boundary
   int length;     // elements of the part, including those before the row
   int lane;
+  uint32_t zero = ptx::unknown_zero();
 
   // 2^log2_ctas CTAs share the row; `rank` is the number of this one.
   GVR_DEVICE PartStream(const RowView<T>& row, const void* storage, int warp, int lane_, int rank = 0,
@@ -55,11 +56,11 @@ struct PartStream {
 #pragma unroll 1
     for (int step = 0; step * kTileElements < length; ++step) {
       ptx::wait_copies<kDepth - 1>();
-      ptx::reconverge(ptx::unknown_zero());  // The tile's copies of all lanes have arrived.
+      ptx::reconverge(zero);  // The tile's copies of all lanes have arrived.
       const int before = begin + step + lane == 0 ? lead : 0;
       const int left = length - step * kTileElements - lane * kValuesPerThread;
       visit(step, slot, ptx::bit_range(before, max(left - before, 0)));
-      ptx::reconverge(ptx::unknown_zero());  // All lanes have read the slot.
+      ptx::reconverge(zero);  // All lanes have read the slot.
       request(step + kDepth, slot);
       slot = Ring::next(slot);
     }
@@ -173,8 +174,8 @@ GVR_DEVICE void emit_part(const Stream& stream, uint32_t kth, bool takes_all, Ou
     }
     const LaneRank rank = rank_lanes(selected, stream.lane);
     if (rank.all == 0) return;
-    // Positions are staged where the tile was, so that lanes write consecutive items. All lanes have read the
-    // tile, because they have told each other what they have found.
+    // Positions are staged where the tile was, so that lanes write consecutive items.
+    ptx::reconverge(stream.zero);  // All lanes have read the tile.
     const uint32_t staged = ring + slot;
     uint32_t to = staged + sizeof(uint16_t) * rank.before;
 #pragma unroll 1
@@ -182,7 +183,7 @@ GVR_DEVICE void emit_part(const Stream& stream, uint32_t kth, bool takes_all, Ou
       ptx::store_shared(to, static_cast<uint16_t>(first_of_lane + __ffs(selected) - 1));
       to += sizeof(uint16_t);
     }
-    ptx::reconverge(ptx::unknown_zero());
+    ptx::reconverge(stream.zero);
     const int first = first_tile + step * kTileElements;
 #pragma unroll 1
     for (int i = stream.lane; i < rank.all; i += 32) {

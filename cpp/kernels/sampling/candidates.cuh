@@ -17,9 +17,10 @@ struct Survey {
   uint64_t steps;   // bits of the steps at which this thread has a candidate
 };
 
-// Counts the tokens with values from `least` on.
+// Counts the tokens with values from `least` on, and adds up the masses that are asked for.
 template <typename T>
-GVR_DEVICE Survey count_row(Team& team, const RowShare<T>& part, float least) {
+GVR_DEVICE Survey survey_row(Team& team, const RowShare<T>& part, float least, bool wants_masses,
+                             const Masses& filters, bool wants_raw, const Masses& raw) {
   Survey survey{};
   uint32_t count = 0;
 #pragma unroll 4
@@ -32,42 +33,23 @@ GVR_DEVICE Survey count_row(Team& team, const RowShare<T>& part, float least) {
     survey.steps |= static_cast<uint64_t>(here > 0) << (j / 32);
   }
   ptx::reconverge(team.zero);
-  count = __reduce_add_sync(0xffffffffu, count);
   Record own{};
-  own.word[0] = count;
-  const WarpSums sums = sum_warps<1>(team, own);
-  survey.place = sums.before.word[0], survey.count = sums.all.word[0];
-  return survey;
-}
-
-// As `count_row`, and adds up masses.
-template <typename T>
-__device__ __noinline__ Survey sum_row(Team team, RowShare<T> part, float least, bool wants_masses,
-                                       Masses filters, bool wants_raw, Masses raw) {
-  Survey survey{};
-  Record own{};
-#pragma unroll 1
-  for (int j = team.lane; j < part.vectors; j += 32) {
-    const uint4 vec = ptx::load_shared(part.address + 16 * j);
-    uint32_t here = 0;
-#pragma unroll
-    for (int e = 0; e < kPerVec<T>; ++e) {
-      const float x = element<T>(vec, e);
-      const bool listed = x >= least;
-      here += listed;
-      if (wants_masses) {
-        const uint64_t mass = filters(x);
-        own.word[1] += listed ? mass : 0;
-        own.word[2] += mass;
-      }
-      if (wants_raw) own.word[3] += raw(x);
-    }
-    own.word[0] += here;
-    survey.steps |= static_cast<uint64_t>(here > 0) << (j / 32);
+  own.word[0] = __reduce_add_sync(0xffffffffu, count);
+  if (!wants_masses && !wants_raw) {
+    const WarpSums sums = sum_warps<1>(team, own);
+    survey.place = sums.before.word[0], survey.count = sums.all.word[0];
+    return survey;
   }
-  ptx::reconverge(team.zero);
-#pragma unroll
-  for (uint64_t& word : own.word) word = warp_sum(word);
+  if (wants_masses) {
+    const MassSums mine = add_masses(part, filters, least, team.lane);
+    ptx::reconverge(team.zero);
+    own.word[1] = warp_sum(mine.listed), own.word[2] = warp_sum(mine.all);
+  }
+  if (wants_raw) {
+    const MassSums mine = add_masses(part, raw, least, team.lane);
+    ptx::reconverge(team.zero);
+    own.word[3] = warp_sum(mine.all);
+  }
   const WarpSums sums = sum_warps<4>(team, own);
   survey.place = sums.before.word[0];
   survey.count = sums.all.word[0], survey.listed = sums.all.word[1];
@@ -147,50 +129,67 @@ GVR_DEVICE void wait_for_candidates(const Team& team, const Survey& survey) {
   ptx::reconverge(team.zero);
 }
 
+// What a CTA needs to sort candidates, where its part of the row was.
+struct SortingSpace {
+  uint64_t grouped[kMaxCandidates];  // those of a bin are neighbours
+  uint32_t bins[kBins];              // how many there are; then the place of the first one, too
+};
+static_assert(sizeof(SortingSpace) <= kSampleLeastPart && kMaxCandidates < 1 << 16);
+
 // The candidates of a row in one CTA, up to `kEach` for each thread. Thread t has those from t * kEach on, in
 // ascending order of tokens and in that of ranks.
 template <int kEach>
 struct Candidates {
   const Team& team;
-  uint64_t* by_rank;  // [kMaxCandidates] in shared memory
+  const uint64_t* by_rank;  // [kMaxCandidates] in shared memory
   int count;
   int rank[kEach];         // of this thread's, by ascending tokens; `count` where there is none
   uint64_t own[kEach];     // they themselves
   uint64_t sorted[kEach];  // this thread's by descending ranks; 0 where there is none
 
-  // Sorts `count` candidates.
-  GVR_DEVICE Candidates(const Team& team_, uint64_t* by_rank_, int count_)
-      : team(team_), by_rank(by_rank_), count(count_) {
+  // Sorts `count` candidates with keys from `least` to `best`: those of a bin come together, and are compared
+  // with each other.
+  GVR_DEVICE Candidates(const Team& team_, uint32_t least, uint32_t best, int count_)
+      : team(team_), by_rank(team_.smem->candidates), count(count_) {
     uint64_t* const listed = team.smem->candidates;
-    constexpr int kAtOnce = 8;
-    const int padded =
-        (count + kAtOnce - 1) / kAtOnce * kAtOnce;  // at most kMaxCandidates, which kAtOnce divides
-    if (team.thread < padded - count) listed[count + team.thread] = 0;
+    SortingSpace& space = *reinterpret_cast<SortingSpace*>(storage + kSampleFixedBytes + team.zero);
+    const uint64_t greatest = ranked(best, 0);
+    const int shift = max(0, 64 - kLog2Bins - __clzll(static_cast<long long>(greatest - ranked(least, -1))));
+    uint32_t bin[kEach], slot[kEach];
+    __syncthreads();  // All warps have sent what they had of the row, which was here.
+    space.bins[team.thread] = 0;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       own[i] = place(i) < count ? listed[place(i)] : 0;
-      rank[i] = place(i) < count ? 0 : count;
+      rank[i] = count;
+      bin[i] = static_cast<uint32_t>(min((greatest - own[i]) >> shift, uint64_t{kBins - 1}));
+      if (place(i) < count) slot[i] = atomicAdd(&space.bins[bin[i]], 1u);
     }
-    const bool is_used = place(0) < count;
-#pragma unroll 1
-    for (int j = 0; is_used && j < padded; j += kAtOnce) {
-#pragma unroll
-      for (int a = 0; a < kAtOnce; a += 2) {
-        const ulonglong2 others = *reinterpret_cast<const ulonglong2*>(&listed[j + a]);
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) {
-          if (kEach == 1 || place(i) < count) rank[i] += (others.x > own[i]) + (others.y > own[i]);
-        }
-      }
-    }
+    __syncthreads();
+    const uint32_t mine = space.bins[team.thread];
+    uint64_t total;
+    const uint64_t first = block_prefix(team, mine, total);
+    space.bins[team.thread] = static_cast<uint32_t>(first) << 16 | mine;
+    __syncthreads();
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      if (place(i) < count) by_rank[rank[i]] = own[i];
+      bin[i] = space.bins[bin[i]];
+      if (place(i) < count) space.grouped[min((bin[i] >> 16) + slot[i], kMaxCandidates - 1u)] = own[i];
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) sorted[i] = place(i) < count ? by_rank[place(i)] : 0;
+    for (int i = 0; i < kEach; ++i) {
+      if (place(i) >= count) continue;
+      rank[i] = static_cast<int>(bin[i] >> 16);
+      const uint64_t* const others = space.grouped + rank[i];
+#pragma unroll 1
+      for (uint32_t j = 0; j < (bin[i] & 0xffffu); ++j) rank[i] += others[j] > own[i];
+      listed[rank[i]] = own[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) sorted[i] = place(i) < count ? listed[place(i)] : 0;
     ptx::reconverge(team.zero);
   }
 

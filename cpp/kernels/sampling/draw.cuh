@@ -21,7 +21,7 @@ struct KeptSet {
   uint32_t token;
 
   GVR_DEVICE bool has(float x, int id) const {
-    return x > least || (x == least && static_cast<uint32_t>(id) <= token);
+    return x > least | (x == least & static_cast<uint32_t>(id) <= token);  // no branches
   }
 };
 
@@ -65,15 +65,38 @@ GVR_DEVICE WarpSums sum_warps(Team& team, const Record& own) {
   return sums;
 }
 
-// Adds up what `visit(record, value, token, step)` adds for each of a warp's elements, over the row.
-template <int kWords, typename T, typename Visit>
-GVR_DEVICE WarpSums sum_by_warp(Team& team, const RowShare<T>& part, Visit visit) {
-  Record own{};
-  part.for_each(team.lane, [&](float x, int token, int step) { visit(own, x, token, step); });
+// The sums of what each thread has. Lanes may come to it apart.
+template <int kWords>
+GVR_DEVICE WarpSums sum_threads(Team& team, Record own) {
   ptx::reconverge(team.zero);
 #pragma unroll
   for (int i = 0; i < kWords; ++i) own.word[i] = warp_sum(own.word[i]);
   return sum_warps<kWords>(team, own);
+}
+
+// Counts the elements for which `holds(value, token)`, over the row.
+template <typename T, typename Holds>
+GVR_DEVICE WarpSums count_elements(Team& team, const RowShare<T>& part, Holds holds) {
+  Record own{};
+  part.for_each(team.lane, [&](float x, int token) { own.word[0] += holds(x, token); });
+  return sum_threads<1>(team, own);
+}
+
+// Masses of one thread's elements.
+struct MassSums {
+  uint64_t listed, all;  // of those with values from a limit on; of all
+};
+
+// Adds up the masses of this thread's elements.
+template <typename T>
+__device__ __noinline__ MassSums add_masses(RowShare<T> part, Masses masses, float least, int lane) {
+  MassSums sums{};
+  part.for_each(lane, [&](float x, int) {
+    const uint64_t mass = masses(x);
+    sums.listed += x >= least ? mass : 0;
+    sums.all += mass;
+  });
+  return sums;
 }
 
 // The sum of a number over the threads before this one, and over all. It takes two block barriers. Lanes may
@@ -155,8 +178,7 @@ template <typename T, typename LastOf>
 GVR_DEVICE KeptSet set_through(Team& team, const RowShare<T>& part, float least, LastOf last_of) {
   KeptSet set{least, 0xffffffffu};
   const auto equal = [&](float x, int) -> uint64_t { return x == set.least; };
-  const WarpSums sums = sum_by_warp<1>(
-      team, part, [&](Record& sum, float x, int token, int) { sum.word[0] += equal(x, token); });
+  const WarpSums sums = count_elements(team, part, equal);
   const Found found = find_token(team, part, sums, last_of(sums.all.word[0]), equal);
   if (found.here) send_word(team, found.token);
   team.sync();

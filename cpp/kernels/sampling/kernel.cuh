@@ -153,7 +153,7 @@ template <typename T>
 __device__ __noinline__ int first_number(Team& team, const RowShare<T>& part, const T* row,
                                          const uint32_t* allow, int vocabulary) {
   uint64_t first = 0;
-  part.for_each(team.lane, [&](float, int token, int) {
+  part.for_each(team.lane, [&](float, int token) {
     if (token >= vocabulary || isnan(to_float(row[token]))) return;
     if (allow == nullptr || (allow[token / 32] >> (token % 32) & 1) != 0)
       first = max(first, ranked(1, token));
@@ -354,9 +354,8 @@ GVR_DEVICE void write_rank(Team& team, const RowShare<T>& part, const Row& row, 
   if (found.here) send_word(team, __float_as_uint(found.value));
   team.sync();
   const float value = __uint_as_float(team.smem->word);
-  const WarpSums above = sum_by_warp<1>(team, part, [&](Record& sum, float x, int token, int) {
-    sum.word[0] += x >= value && token < row.p.vocabulary;
-  });
+  const WarpSums above =
+      count_elements(team, part, [&](float x, int token) { return x >= value && token < row.p.vocabulary; });
   if (row.writer) row.p.ranks[row.number] = static_cast<int64_t>(above.all.word[0]);
 }
 
@@ -365,10 +364,9 @@ template <typename T>
 __device__ __noinline__ void take_one(Team team, RowShare<T> part, Row row, int token) {
   Outcome outcome{Found{row.writer, row.max, token}};
   if (row.wants_raw()) {
-    const Masses raw = row.masses(1.0f);
-    outcome.raw = sum_by_warp<1>(team, part, [&](Record& sum, float x, int, int) {
-                    sum.word[0] += raw(x);
-                  }).all.word[0];
+    Record own{};
+    own.word[0] = add_masses(part, row.masses(1.0f), 0.0f, team.lane).all;
+    outcome.raw = sum_threads<1>(team, own).all.word[0];
   }
   outcome.last = ranked(order_key(row.max), token);
   outcome.write(row);
@@ -383,21 +381,24 @@ template <typename T>
 GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& row, const KeptSet& set,
                               bool filtered) {
   const SampleParams& p = row.p;
-  const bool wants_raw = row.wants_raw();
-  const Masses measure = row.masses(row.own.temperature), raw = row.masses(1.0f);
-  const WarpSums sums = sum_by_warp<3>(team, part, [&](Record& sum, float x, int token, int) {
-    if (wants_raw) sum.word[2] += raw(x);
-    if (!set.has(x, token)) return;
-    sum.word[0] += measure(x);
-    sum.word[1] += 1;
+  const Masses masses = row.masses(row.own.temperature);
+  const auto kept_mass = [&](float x, int token) { return masses(set.has(x, token) ? x : -INFINITY); };
+  Record own{};
+  uint32_t count = 0;
+  part.for_each(team.lane, [&](float x, int token) {
+    own.word[0] += kept_mass(x, token);
+    count += set.has(x, token);
   });
+  own.word[1] = count;
+  if (row.wants_raw()) own.word[2] = add_masses(part, row.masses(1.0f), 0.0f, team.lane).all;
+  const WarpSums sums = sum_threads<3>(team, own);
   Outcome outcome{Found{}, static_cast<int>(sums.all.word[1]), row.own.temperature, sums.all.word[0],
                   sums.all.word[2]};
   const uint32_t hash = hash_prefix(row.own.seed, row.own.position);
   Found& found = outcome.found;
   if (p.gumbel) {
     uint64_t best = 0;
-    part.for_each(team.lane, [&](float x, int token, int) {
+    part.for_each(team.lane, [&](float x, int token) {
       if (set.has(x, token)) best = max(best, row.noisy(hash, x, token));
     });
     best = team_max(team, best);
@@ -410,13 +411,12 @@ GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& ro
     ptx::reconverge(team.zero);
   } else {
     const uint64_t target = draw_target(uniform64(hash), outcome.mass);
-    found = find_token(team, part, sums, target,
-                       [&](float x, int token) { return set.has(x, token) ? measure(x) : 0; });
+    found = find_token(team, part, sums, target, kept_mass);
   }
   outcome.last = ranked(order_key(set.least), p.vocabulary - 1);
   if (p.limits != nullptr && filtered) {
     uint64_t last = 0;
-    part.for_each(team.lane, [&](float x, int token, int) {
+    part.for_each(team.lane, [&](float x, int token) {
       if (set.has(x, token)) last = max(last, ~ranked(order_key(x), token));
     });
     outcome.last = ~team_max(team, last);
@@ -496,17 +496,6 @@ GVR_DEVICE void skip_row(const Team& team, const SampleParams& p, int row) {
   if (p.limits != nullptr) p.limits[row] = SampleLimits{};
 }
 
-// As `count_row`; masses only where they are needed, out of line.
-template <typename T>
-GVR_DEVICE Survey survey_row(Team& team, const RowShare<T>& part, const Row& row, const Filters<T>& filters,
-                             float least) {
-  if (!filters.counts_all() && !row.wants_raw()) return count_row(team, part, least);
-  const Survey survey =
-      sum_row(team, part, least, filters.counts_all(), filters.masses(), row.wants_raw(), row.masses(1.0f));
-  ++team.turn;  // of the exchange there
-  return survey;
-}
-
 // Samples a row whose kept tokens may be many, which all CTAs do together.
 template <typename T>
 __device__ __noinline__ void sample_from_row(Team team, RowShare<T> part, Row row, uint32_t top,
@@ -514,25 +503,35 @@ __device__ __noinline__ void sample_from_row(Team team, RowShare<T> part, Row ro
   const Filters<T> filters{team, part, row, top, guess, all};
   const KeptSet set = set_of(team, part, filters.any() ? filters.kept() : filters.everything());
   draw_from_row(team, part, row, set, filters.any());
-  // CTAs read sums in each other's memory, so none of them ends before the others.
-  team.sync();
+  // CTAs have read sums in each other's memory, so none of them ends before the others.
+  if (filters.any()) team.sync();
+}
+
+// The key of the last token that top-k keeps, found by all CTAs, and the team's next exchange.
+struct LastOfTopK {
+  uint32_t key, turn;
+};
+template <typename T>
+__device__ __noinline__ LastOfTopK find_last_of_top_k(Team team, RowShare<T> part, Row row, uint32_t top,
+                                                      uint32_t guess) {
+  const uint32_t key = Filters<T>{team, part, row, top, guess, 0}.by_top_k().key;
+  return LastOfTopK{key, team.turn};
 }
 
 // Samples a row from its candidates, in one CTA.
 template <int kEach>
-GVR_DEVICE void sample_candidates(Team& team, const Row& row, int by_k, bool counts_all, const Masses& masses,
-                                  const Survey& survey) {
-  auto* const sorted = reinterpret_cast<uint64_t*>(storage + kSampleFixedBytes + team.zero);
-  const Candidates<kEach> list(team, sorted, static_cast<int>(survey.count));
+GVR_DEVICE void sample_candidates(Team& team, const Row& row, uint32_t least, int by_k, bool counts_all,
+                                  const Masses& masses, const Survey& survey) {
+  const Candidates<kEach> list(team, least, order_key(row.max), static_cast<int>(survey.count));
   const int kept =
       list.kept(masses, min(by_k, list.count), min_p_mass(row.own.min_p), row.p.order == FilterOrder::kVllm,
                 counts_all, survey.all - survey.listed, row.own.top_p);
   draw_from_candidates(team, row, list, kept, survey.raw);
 }
 
-__device__ __noinline__ void sample_many_candidates(Team team, Row row, int by_k, bool counts_all,
-                                                    Masses masses, Survey survey) {
-  sample_candidates<kMaxCandidates / kThreads>(team, row, by_k, counts_all, masses, survey);
+__device__ __noinline__ void sample_many_candidates(Team team, Row row, uint32_t least, int by_k,
+                                                    bool counts_all, Masses masses, Survey survey) {
+  sample_candidates<kMaxCandidates / kThreads>(team, row, least, by_k, counts_all, masses, survey);
 }
 
 template <typename T>
@@ -591,8 +590,18 @@ __global__ void __launch_bounds__(kThreads, 3) sample_rows(const __grid_constant
     sample_from_row(team, part, about, key_of(top.best), top.guess, 0);
     return;
   }
-  const uint32_t least = filters.least_expected();
-  const Survey survey = survey_row(team, part, about, filters, key_to_float(least));
+  uint32_t least = filters.least_expected();
+  const auto survey_from = [&](uint32_t key) {
+    return survey_row(team, part, key_to_float(key), filters.counts_all(), filters.masses(),
+                      about.wants_raw(), about.masses(1.0f));
+  };
+  Survey survey = survey_from(least);
+  if (!filters.hold(survey, least) && filters.has_top_k() && about.own.top_k <= kMaxCandidates) {
+    const LastOfTopK last = find_last_of_top_k(team, part, about, key_of(top.best), top.guess);
+    team.turn = last.turn;
+    least = last.key;
+    survey = survey_from(least);
+  }
   if (!filters.hold(survey, least)) {
     sample_from_row(team, part, about, key_of(top.best), top.guess, survey.all);
     return;
@@ -603,9 +612,9 @@ __global__ void __launch_bounds__(kThreads, 3) sample_rows(const __grid_constant
   team.ctas = 1;
   const int by_k = filters.has_top_k() ? about.own.top_k : INT_MAX;
   if (survey.count <= kThreads) {
-    sample_candidates<1>(team, about, by_k, filters.counts_all(), filters.masses(), survey);
+    sample_candidates<1>(team, about, least, by_k, filters.counts_all(), filters.masses(), survey);
   } else {
-    sample_many_candidates(team, about, by_k, filters.counts_all(), filters.masses(), survey);
+    sample_many_candidates(team, about, least, by_k, filters.counts_all(), filters.masses(), survey);
   }
 }
 

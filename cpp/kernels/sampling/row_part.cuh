@@ -43,16 +43,21 @@ struct RowShare {
     return vector < vectors ? ptx::load_shared(address + 16 * vector) : negative_infinity_vec<T>();
   }
 
-  // Calls visit(value, token, step) for this thread's elements, in ascending order. In each step a warp takes
-  // 32 neighbouring vectors.
+  // Calls visit(vector, its elements) for this thread's vectors, in ascending order. In each step a warp
+  // takes 32 neighbouring ones.
+  template <typename Visit>
+  GVR_DEVICE void for_each_vector(int lane, Visit visit) const {
+#pragma unroll 1
+    for (int j = lane; j < vectors; j += 32) visit(j, ptx::load_shared(address + 16 * j));
+  }
+
+  // Calls visit(value, token) for this thread's elements, in ascending order.
   template <typename Visit>
   GVR_DEVICE void for_each(int lane, Visit visit) const {
-#pragma unroll 1
-    for (int j = lane; j < vectors; j += 32) {
-      const uint4 vec = ptx::load_shared(address + 16 * j);
+    for_each_vector(lane, [&](int j, const uint4& vec) {
 #pragma unroll
-      for (int e = 0; e < kPerVec<T>; ++e) visit(element<T>(vec, e), token(j, e), j / 32);
-    }
+      for (int e = 0; e < kPerVec<T>; ++e) visit(element<T>(vec, e), token(j, e));
+    });
   }
 };
 

@@ -17,7 +17,8 @@ struct Ones {
 struct Masses {
   static constexpr int kLimbs = 3;
   float max, scale;
-  GVR_DEVICE uint64_t operator()(float x) const { return mass(distance(x, max), scale); }
+  // The minimum is 0 of a NaN, so +inf is at no distance from +inf.
+  GVR_DEVICE uint64_t operator()(float x) const { return mass(fminf(add_rn(x, -max), 0.0f), scale); }
 };
 
 // The keys from `low` to `high`, of which a bin holds neighbouring ones.
@@ -67,22 +68,34 @@ template <typename T, typename Measure>
 GVR_DEVICE RowBins sum_bins(Team& team, const RowShare<T>& part, Span span, uint32_t floor,
                             const Measure& measure) {
   SampleShared& smem = *team.smem;
-  const float low = key_to_float(whole_key<T>(span.low)), least = key_to_float(whole_key<T>(floor));
+  const float low = key_to_float(whole_key<T>(span.low)), high = key_to_float(whole_key<T>(span.high));
+  const float least = key_to_float(whole_key<T>(floor));
   const int shift = span.shift();
   uint64_t rest = 0;
-  part.for_each(team.lane, [&](float x, int, int) {
-    if (x >= low) {
-      const uint32_t key = order_key(x) >> kInvariantBits<T>;
-      if (key > span.high) return;
-      const uint64_t value = measure(x);
-      const uint32_t bin = (span.high - key) >> shift;
+  part.for_each_vector(team.lane, [&](int, const uint4& vec) {
+    bool any = false;
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      const float x = element<T>(vec, e);
+      any |= x >= least && x <= high;
+    }
+    if (!any) return;
+    // All elements are measured, so that the masses of several are computed at once.
+    uint64_t value[kPerVec<T>];
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) value[e] = measure(element<T>(vec, e));
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      const float x = element<T>(vec, e);
+      if (Measure::kLimbs > 1) rest += x >= least && x < low ? value[e] : 0;
+      const uint32_t below = span.high - (order_key(x) >> kInvariantBits<T>);
+      if (below > span.high - span.low) continue;
+      const uint32_t bin = below >> shift;
 #pragma unroll
       for (int i = 0; i < Measure::kLimbs; ++i) {
-        const uint32_t digit = static_cast<uint32_t>(value >> (i * kLimbBits)) & ((1u << kLimbBits) - 1);
+        const uint32_t digit = static_cast<uint32_t>(value[e] >> (i * kLimbBits)) & ((1u << kLimbBits) - 1);
         ptx::add_shared(smem.limbs[i][bin], digit, team.zero);
       }
-    } else if (Measure::kLimbs > 1 && x >= least) {
-      rest += measure(x);
     }
   });
   ptx::reconverge(team.zero);
@@ -107,7 +120,9 @@ GVR_DEVICE RowBins sum_bins(Team& team, const RowShare<T>& part, Span span, uint
   const Record* const theirs = team.exchange(mine);
   team.sync();  // All bins are there.
   RowBins sums{};
-  for (int rank = 0; rank < team.ctas; ++rank) {
+#pragma unroll
+  for (int rank = 0; rank < kMaxSampleCtas; ++rank) {
+    if (rank >= team.ctas) break;
     sums.bin += ptx::load_from_rank(ptx::shared_address(&bins[team.thread]), rank);
     sums.rest += theirs[rank].word[0];
   }

@@ -127,26 +127,28 @@ GVR_DEVICE RowSums sum_row(Team& team, const RowShare<T>& part, const RowSummary
   return sums;
 }
 
-// Sends exactly n values, the first ones of the row's ranking, to the first CTA, in any order.
+// Sends exactly n values, the first ones of the row's ranking, to the first CTA, in any order. Returns the
+// least of their keys.
 template <typename T>
-__device__ __noinline__ void send_exactly(Team team, RowShare<T> part, RowSummary top, int n) {
+__device__ __noinline__ uint32_t send_exactly(Team team, RowShare<T> part, RowSummary top, int n) {
   uint64_t target;
   const sampling::Cut cut = sampling::find_cut(
       team, part, kNegInfKey, top.guess, top.best, 0, sampling::Ones{},
       [&](uint64_t) { return static_cast<uint64_t>(n); }, false, target);
   const KeptSet set =
       sampling::set_through(team, part, key_to_float(cut.key), [&](uint64_t) { return n - cut.above - 1; });
-  const WarpSums sums = sampling::sum_by_warp<1>(
-      team, part, [&](Record& sum, float x, int token, int) { sum.word[0] += set.has(x, token); });
+  const WarpSums sums =
+      sampling::count_elements(team, part, [&](float x, int token) { return set.has(x, token); });
   if (team.thread == 0) team.smem->word = 0;  // how many this CTA has sent
   __syncthreads();
   const sampling::CandidateSink sink(team);
-  part.for_each(team.lane, [&](float x, int token, int) {
+  part.for_each(team.lane, [&](float x, int token) {
     if (!set.has(x, token)) return;
     const uint32_t at = static_cast<uint32_t>(sums.before_cta.word[0]) + atomicAdd(&team.smem->word, 1u);
     sink.put(at, sampling::ranked(order_key(x), token));
   });
   team.sync();  // CTAs have read sums in each other's memory, so none of them ends before the others.
+  return cut.key;
 }
 
 // The row whose results are written.
@@ -186,10 +188,9 @@ __device__ __noinline__ void report_empty(Team team, Results results, const T* r
 
 // Sorts the values that this CTA has got, and writes the first ones.
 template <int kEach>
-GVR_DEVICE void report(const Team& team, const Results& results, const RowSummary& top, int count,
-                       uint64_t mass) {
-  auto* const sorted = reinterpret_cast<uint64_t*>(storage + kSampleFixedBytes + team.zero);
-  const Candidates<kEach> list(team, sorted, count);
+GVR_DEVICE void report(const Team& team, const Results& results, const RowSummary& top, uint32_t least,
+                       int count, uint64_t mass) {
+  const Candidates<kEach> list(team, least, top.best, count);
   const float log_total = sampling::log_mass(mass);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -244,10 +245,11 @@ __global__ void __launch_bounds__(kThreads, 3) rank_rows(const __grid_constant__
   // Behind a warp's last vector lie elements of -inf, which are no candidates.
   const bool holds = top.guess > kNegInfKey && survey.count >= static_cast<uint64_t>(p.n) &&
                      survey.count <= sampling::kMaxCandidates;
+  uint32_t least = top.guess;
   if (p.n > 0 && holds) {
     sampling::send_candidates(team, part, key_to_float(top.guess), survey);
   } else if (p.n > 0) {
-    send_exactly(team, part, top, p.n);
+    least = send_exactly(team, part, top, p.n);
     survey.count = p.n;
   }
   if (team.rank > 0) return;
@@ -261,9 +263,9 @@ __global__ void __launch_bounds__(kThreads, 3) rank_rows(const __grid_constant__
   if (p.n == 0) return;
   sampling::wait_for_candidates(team, survey);
   if (survey.count <= kThreads) {
-    report<1>(team, results, top, static_cast<int>(survey.count), survey.raw);
+    report<1>(team, results, top, least, static_cast<int>(survey.count), survey.raw);
   } else {
-    report<sampling::kMaxCandidates / kThreads>(team, results, top, static_cast<int>(survey.count),
+    report<sampling::kMaxCandidates / kThreads>(team, results, top, least, static_cast<int>(survey.count),
                                                 survey.raw);
   }
 }
