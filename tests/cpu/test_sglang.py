@@ -689,11 +689,6 @@ class TestRegistration:
         assert len(lines()) == 1
         assert lines()[0].startswith("not active: ModuleNotFoundError")
 
-    def test_the_entry_point_is_declared(self) -> None:
-        text = (FAKES.parents[1] / "pyproject.toml").read_text()
-        section = '[project.entry-points."sglang.srt.plugins"]'
-        assert f'{section}\ngvr_topk = "gvr_topk.integrations.sglang:register"' in text
-
 
 def test_doctor_is_told_what_would_happen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("GVR_TOPK_DISABLE", "GVR_TOPK_SGLANG"):
