@@ -291,8 +291,7 @@ def test_the_schema_is_the_one_that_the_library_is_written_for(op: str) -> None:
     "value", ["no", 1, 0, None, [], torch.tensor([True, True]), torch.tensor(True), bool]
 )
 @pytest.mark.parametrize(
-    ("op", "name"),
-    [*((op, "pdl") for op in OPS), (decode, "clamp_pages"), (decode, "drop_masked")],
+    ("op", "name"), [*((op, "pdl") for op in OPS), (decode, "clamp_pages"), (decode, "drop_masked")]
 )
 def test_a_flag_is_true_or_false(op: Op, name: str, value: Any) -> None:
     shown = repr(value).replace("(", r"\(").replace(")", r"\)").replace("[", r"\[")

@@ -332,12 +332,7 @@ def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
     pipe, endless = tmp_path / "pipe.yaml", tmp_path / "endless.yaml"
     os.mkfifo(pipe)
     endless.symlink_to("/dev/zero")
-    unreadable = (
-        (tmp_path, "a folder"),
-        (pipe, "a pipe"),
-        (endless, "a device"),
-        ("a\0b", "a name that .*"),
-    )
+    unreadable = ((tmp_path, "a folder"), (pipe, "a pipe"), (endless, "a device"), ("a\0b", "a name that .*"))
     for path, got in unreadable:
         with pytest.raises(ConfigFileError, match=rf": wanted a YAML file that can be read, got {got}$"):
             load_config(path)

@@ -145,8 +145,7 @@ class LateDevice:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "groups"),
-    [(1, 2), (PINNED_BUFFERS - 1, 2), (PINNED_BUFFERS, 3), (3 * PINNED_BUFFERS, 5)],
+    ("ahead", "groups"), [(1, 2), (PINNED_BUFFERS - 1, 2), (PINNED_BUFFERS, 3), (3 * PINNED_BUFFERS, 5)]
 )
 def test_a_pinned_buffer_is_not_written_while_a_copy_from_it_is_in_flight(
     monkeypatch: pytest.MonkeyPatch, ahead: int, groups: int

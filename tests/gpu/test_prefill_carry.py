@@ -223,10 +223,7 @@ def in_one_call(
 ) -> list[Tensor]:
     """What the op without a carry writes."""
     rows = len(logits)
-    written = {
-        "out": poisoned(rows, k),
-        "counts": poisoned(rows),
-    }
+    written = {"out": poisoned(rows, k), "counts": poisoned(rows)}
     if slots:
         written["slots"] = poisoned(rows, k)
     indexer_topk_prefill(logits, starts, ends, k, **written, **tables)
