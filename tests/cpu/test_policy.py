@@ -376,7 +376,10 @@ def test_more_rows_never_get_more_ctas_each() -> None:
         ({"arch": 0}, "^arch: wanted at least 1, got 0$"),
         ({"arch": 2**33}, f"^arch: wanted at most {2**31 - 1}, got {2**33}$"),
         *(
-            ({"arch": arch}, rf"^arch: wanted .* code for \(.*\), got .* {arch / 10}$")
+            (
+                {"arch": arch},
+                rf"^arch: wanted a GPU that .* code for \(.*\), got compute capability {arch / 10}$",
+            )
             for arch in (80, 89, 110, 130)
         ),
         ({"ctas_per_row": 0.5}, "^ctas_per_row: wanted an integer, got 0.5$"),

@@ -497,7 +497,8 @@ def _forget(model: dict[tuple[int, int], list[int]], slots: RequestSlots) -> Non
 def test_a_batch_that_is_refused_changes_nothing() -> None:
     slots = RequestSlots(1, 3, K)
     rows = slots.set_rows(["a", "b"]).clone()
-    with pytest.raises(ValueError, match=r"set_rows: request_ids: wanted hashable ids, got list$"):
+    message = r"^gvr_topk\.RequestSlots\.set_rows: request_ids: wanted hashable ids, got list$"
+    with pytest.raises(ValueError, match=message):
         slots.set_rows(["c", ["x"]])
     assert "c" not in slots and torch.equal(slots.repeat_rows(), rows)
     assert torch.equal(slots.set_rows(["a", "b"]), rows) and slots.admitted == 2
