@@ -56,6 +56,12 @@ def test_tensors_overlap_where_they_share_a_byte() -> None:
     assert min(seen.values()) > 500
 
 
+def test_memory_that_is_not_there_overlaps_nothing() -> None:
+    for tensor in (torch.zeros(0, 4), torch.zeros(4, 0), torch.zeros(0)):
+        assert _runs(tensor, None) is None
+    assert _runs(torch.zeros(4, 4), 0) is None
+
+
 def test_an_inner_stride_counts_from_two_columns_on() -> None:
     checks, like = Checks(), torch.zeros(2, 2)
     checks.tensor("x", torch.zeros(2, 8)[:, ::8], like, torch.float32, (2, 1))
