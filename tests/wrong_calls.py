@@ -112,6 +112,11 @@ def made(changes: Changes, device: str) -> dict[str, Any]:
     }
 
 
+def each(name: str, wanted: str, *values: int) -> list[Row]:
+    """A row for each wrong value of a number."""
+    return [(f"{name}: wanted {wanted}, got {value}", value) for value in values]
+
+
 def shared(name: str, other: str, place: Zeros, other_place: Zeros, **beside: Any) -> Row:
     """Two arguments in one memory, of which the first one is written."""
     changes = {
@@ -121,9 +126,16 @@ def shared(name: str, other: str, place: Zeros, other_place: Zeros, **beside: An
     return f"{name}: wanted memory of its own, got memory shared with {other}", {**beside, **changes}
 
 
+def too_wide(most: int, more: int = 1, why: str = "", **changes: Any) -> Row:
+    """Two rows of that many columns more than a call may have."""
+    wide = f32(2, most + more, strides=(0, 1))
+    return f"logits: wanted at most {most} columns{why}, got {most + more}", {"logits": wide, **changes}
+
+
 APART = "rows that do not overlap, at least"
 ADDRESS = "wanted an address that is a multiple of 16, got one that is not"
 STATE: Changes = {"state": f32(2, STATE_FLOATS), "indices": i32(2, 8)}
+PAPER: Changes = {"path": 1, "k": 512, "out": i32(2, 512)}
 PAGES: Changes = {"page_table": i32(2, 4), "page_size": 16}
 
 LOGITS: list[Row] = [
@@ -133,15 +145,12 @@ LOGITS: list[Row] = [
 ]
 SCORES: list[Row] = [
     *LOGITS,
-    (
-        f"logits: wanted at most {MAX_WIDTH} columns, got {MAX_WIDTH + 1}",
-        f32(2, MAX_WIDTH + 1, strides=(0, 1)),
-    ),
+    too_wide(MAX_WIDTH),
     (f"logits: wanted at most {MAX_ROWS} rows, got {MAX_ROWS + 1}", f32(MAX_ROWS + 1, 1, strides=(0, 1))),
-    *((f"k: wanted 1 to {MAX_WIDTH}, got {k}", k) for k in (0, MAX_WIDTH + 1)),
+    *each("k", f"1 to {MAX_WIDTH}", 0, MAX_WIDTH + 1),
 ]
 REQUESTS: list[Row] = [
-    *((f"next_n: wanted 1 to {MAX_NEXT_N}, got {n}", n) for n in (0, MAX_NEXT_N + 1)),
+    *each("next_n", f"1 to {MAX_NEXT_N}", 0, MAX_NEXT_N + 1),
     ("logits: wanted a multiple of next_n = 3 rows, got 2", {"next_n": 3}),
     ("seq_lens: wanted dtype int32, got int64", i64(2)),
     ("seq_lens: wanted 2 elements, got [3]", i32(3)),
@@ -165,14 +174,13 @@ SLOTS_OF_8: list[Row] = [
     ("slots: wanted at least k = 8 columns, got [2, 7]", {**PAGES, "slots": i32(2, 7)}),
     (f"slots: wanted {APART} 8 elements apart, got 7", {**PAGES, "slots": i32(2, 8, strides=(7, 1))}),
     *(
-        (
-            f"page_size: wanted 1 to {MAX_PAGE_SIZE} with a page_table, got {size}",
-            {"page_table": i32(2, 4), "page_size": size},
+        (message, {"page_table": i32(2, 4), "page_size": size})
+        for message, size in each(
+            "page_size", f"1 to {MAX_PAGE_SIZE} with a page_table", 0, MAX_PAGE_SIZE + 1
         )
-        for size in (0, MAX_PAGE_SIZE + 1)
     ),
 ]
-CTAS = "wanted 0, 1, 2, 4, 8 or 16"
+CTAS = "0, 1, 2, 4, 8 or 16"
 
 
 def arguments(device: str, changes: dict[str, Any]) -> DecodeArguments:
@@ -202,7 +210,7 @@ WRONG: list[Row] = [
     ("state.indices: wanted dtype int32, got float32", {**STATE, "indices": f32(2, 8)}),
     (
         f"state.indices: wanted {APART} 8 elements apart, got 0",
-        {**STATE, "indices": i32(2, 8, strides=(0, 1))},
+        STATE | {"indices": i32(2, 8, strides=(0, 1))},
     ),
     ("counts: wanted inner stride 1, got 2", i32(2, strides=(2,))),
     ("slots: wanted a page_table beside it, got None", i32(2, 8)),
@@ -215,31 +223,17 @@ WRONG: list[Row] = [
     ("next_state: wanted contiguous rows, got strides (8, 1)", f32(2, 4, strides=(8, 1))),
     (f"next_state: {ADDRESS}", f32(2, 4, offset=1)),
     (f"hint_offset: wanted -{MAX_WIDTH} to {MAX_WIDTH}, got {MAX_WIDTH + 1}", MAX_WIDTH + 1),
-    *((f"max_ctas: {CTAS}, got {ctas}", ctas) for ctas in (3, -1, 2**32 + 1)),
+    *each("max_ctas", CTAS, 3, -1, 2**32 + 1),
     ("ctas_per_row: wanted at most max_ctas = 4, got 8", {"max_ctas": 4, "ctas_per_row": 8}),
-    *(
-        (f"ctas_per_row: {CTAS} and enough for the width, got {ctas}", ctas)
-        for ctas in (3, -1, 32, 2**32 + 4)
-    ),
+    *each("ctas_per_row", f"{CTAS} and enough for the width", 3, -1, 32, 2**32 + 4),
     (
-        f"ctas_per_row: {CTAS} and enough for the width, got 1",
+        f"ctas_per_row: wanted {CTAS} and enough for the width, got 1",
         {"ctas_per_row": 1, "logits": f32(2, MAX_ELEMENTS_PER_CTA + 1, strides=(0, 1))},
     ),
     ("k: wanted 512, 1024 or 2048 for path 'paper_gvr', got 8", {"path": 1}),
-    (
-        f"logits: wanted at most {PAPER_MAX_WIDTH} columns for path 'paper_gvr', got {PAPER_MAX_WIDTH + 1}",
-        {
-            "path": 1,
-            "k": 512,
-            "out": i32(2, 512),
-            "logits": f32(2, PAPER_MAX_WIDTH + 1, strides=(0, 1)),
-        },
-    ),
-    *((f"path: wanted 0 to 3, got {path}", path) for path in (9, -1)),
-    *(
-        (f"flags: wanted no bits outside of 15, got {flags}", flags)
-        for flags in (FLAG_STREAMS, 2**40, -1 & ~FLAG_CLAMP_PAGES)
-    ),
+    too_wide(PAPER_MAX_WIDTH, why=" for path 'paper_gvr'", **PAPER),
+    *each("path", "0 to 3", 9, -1),
+    *each("flags", "no bits outside of 15", FLAG_STREAMS, 2**40, -1 & ~FLAG_CLAMP_PAGES),
     shared("slots", "out", i32(2, 8), i32(2, 8), **PAGES),
     shared("slots", "out", i32(2, 8, strides=(16, 1), offset=7), i32(2, 8, strides=(16, 1)), **PAGES),
     # The last column of the first row of slots lies in the second row of out.
@@ -289,10 +283,7 @@ WRONG_SLICE_TOO: list[Row] = [
     ("row_ends: wanted shape [2], got [1]", i32(1)),
     ("row_ends: wanted dtype int32, got float32", f32(2)),
     ("row_ends: wanted inner stride 1, got 2", i32(2, strides=(2,))),
-    (
-        "row_request: wanted a page_table or offsets beside it, got None",
-        {**NO_TABLES, "row_request": i32(2)},
-    ),
+    ("row_request: wanted a page_table or offsets beside it, got None", NO_TABLES | {"row_request": i32(2)}),
     ("row_request: wanted shape [2], got [3]", i32(3)),
     ("row_request: wanted dtype int32, got int64", i64(2)),
     ("slots: wanted a page_table beside it, got None", {"page_table": None}),
@@ -303,10 +294,7 @@ WRONG_SLICE_TOO: list[Row] = [
     ("offsets: wanted slots beside page_table, so that out keeps positions, got None", {"slots": None}),
     ("offsets: wanted shape [3], got [2]", i32(2)),
     ("offsets: wanted shape [2], got [3]", {**NO_TABLES, "offsets": i32(3)}),
-    (
-        "offsets: wanted shape [any], got [3, 1]",
-        {**NO_TABLES, "row_request": i32(2), "offsets": i32(3, 1)},
-    ),
+    ("offsets: wanted shape [any], got [3, 1]", NO_TABLES | {"row_request": i32(2), "offsets": i32(3, 1)}),
     ("offsets: wanted dtype int32, got int64", i64(3)),
     ("page_size: wanted a page_table beside it, got None", {**NO_TABLES, "page_size": 16}),
     shared("slots", "out", i32(2, 8), i32(2, 8)),
@@ -318,11 +306,8 @@ WRONG_SLICE_TOO: list[Row] = [
 WRONG_PREFILL: list[Row] = [
     *WRONG_SLICE_TOO,
     *OUT_OF_8[-2:],
-    *((f"path: wanted 0 or 3, got {path}", path) for path in (2, 9)),
-    *(
-        (f"flags: wanted no bits outside of 17, got {flags}", flags)
-        for flags in (FLAG_QUANTILE_GUESS, FLAG_CLAMP_PAGES, 2**40)
-    ),
+    *each("path", "0 or 3", 2, 9),
+    *each("flags", "no bits outside of 17", FLAG_QUANTILE_GUESS, FLAG_CLAMP_PAGES, 2**40),
     shared("stats", "slots", i32(2, 8), i32(2, 8)),
 ]
 """The same of the prefill op."""
@@ -346,22 +331,16 @@ NO_OUT: Changes = {**NO_TABLES, "out": None, "counts": None}
 WRONG_PREFILL_SLICE: list[Row] = [
     *WRONG_SLICE_TOO,
     *(
-        (f"{name}: wanted an out beside it, got None", {**NO_OUT, **changes})
-        for name, changes in (
-            ("counts", {"counts": i32(2)}),
-            ("offsets", {"offsets": i32(2)}),
-            ("page_table", PAGES),
-        )
+        (f"{name}: wanted an out beside it, got None", NO_OUT | {name: i32(2)})
+        for name in ("counts", "offsets")
     ),
+    ("page_table: wanted an out beside it, got None", NO_OUT | PAGES),
     ("carry: wanted shape [any, 9], got [3, 8]", i64(3, 8)),
     ("carry: wanted shape [any, 9], got [3, 9, 1]", i64(3, 9, 1)),
     ("carry: wanted dtype int64, got int32", i32(3, 9)),
     ("carry: wanted at least 2 rows, got 1", i64(1, 9)),
     ("carry: wanted contiguous rows, got strides (10, 1)", i64(3, 9, strides=(10, 1))),
-    *(
-        (f"column: wanted 0 to {LAST_COLUMN} for 64 columns, got {column}", column)
-        for column in (-1, LAST_COLUMN + 1)
-    ),
+    *each("column", f"0 to {LAST_COLUMN} for 64 columns", -1, LAST_COLUMN + 1),
     (f"flags: wanted no bits outside of 1, got {FLAG_STREAMS}", FLAG_STREAMS),
     shared("carry", "logits", i64(3, 9), f32(2, 18)),
     shared("out", "carry", i32(2, 18, offset=18), i64(3, 9)),
@@ -398,14 +377,8 @@ WRONG_BOTH_BLOCKS: list[Row] = [
 ]
 WRONG_BLOCKS: list[Row] = [
     *WRONG_BOTH_BLOCKS,
-    *(
-        (f"block_k: wanted more than k = 3 and at most {MAX_CHOSEN_BLOCKS}, got {block_k}", block_k)
-        for block_k in (3, MAX_CHOSEN_BLOCKS + 1)
-    ),
-    (
-        f"logits: wanted at most {MAX_BLOCKS_WIDTH} columns, got {MAX_BLOCKS_WIDTH + 8}",
-        f32(2, MAX_BLOCKS_WIDTH + 8, strides=(0, 1)),
-    ),
+    *each("block_k", f"more than k = 3 and at most {MAX_CHOSEN_BLOCKS}", 3, MAX_CHOSEN_BLOCKS + 1),
+    too_wide(MAX_BLOCKS_WIDTH, 8),
     ("blocks: wanted at least block_k = 5 columns, got [2, 4]", {"block_k": 5}),
     (f"blocks: wanted {APART} 4 elements apart, got 0", i32(2, 4, strides=(0, 1))),
     shared("blocks", "out", i32(2, 4), i32(2, 4)),
@@ -504,7 +477,7 @@ WRONG_RENORM: list[Row] = [
 ]
 WRONG_TOPK_LOGPROBS: list[Row] = [
     *WRONG_LOGITS,
-    *((f"n: wanted 0 to 64, got {n}", n) for n in (-1, 65)),
+    *each("n", "0 to 64", -1, 65),
     ("sampled: wanted dtype int64 or int32, got float32", f32(2)),
     ("sampled: wanted shape [2], got [3]", i32(3)),
     ("ids: wanted dtype int64, got int32", i32(2, 4)),

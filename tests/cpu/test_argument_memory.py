@@ -62,21 +62,6 @@ def test_memory_that_is_not_there_overlaps_nothing() -> None:
     assert _runs(torch.zeros(4, 4), 0) is None
 
 
-def test_vectors_are_one_run() -> None:
-    run = _runs(BUFFER[3:8], None)
-    assert run is not None and (run.begin, run.rows, run.size) == (BUFFER.data_ptr() + 6, 1, 10)
-    assert run.end == run.begin + 10
-
-
-def test_traced_tensors_have_the_memory_of_their_storage() -> None:
-    storage = torch.zeros(8, 4, device="meta")
-    first, second, other = _runs(storage[:4], None), _runs(storage[3:], None), _runs(storage.clone(), None)
-    assert first is not None and second is not None and other is not None
-    assert _overlap(first, second) and not _overlap(first, other)
-    apart = _runs(storage[4:], None)
-    assert apart is not None and not _overlap(first, apart)
-
-
 def test_an_inner_stride_counts_from_two_columns_on() -> None:
     checks, like = Checks(), torch.zeros(2, 2)
     checks.tensor("x", torch.zeros(2, 8)[:, ::8], like, torch.float32, (2, 1))

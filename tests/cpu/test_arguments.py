@@ -96,9 +96,8 @@ def test_a_valid_call_is_accepted_whether_it_runs_or_is_traced(what: str) -> Non
     ("op", "name"),
     [
         *itertools.product(["decode"], ["seq_lens", "out", "state"]),
-        *(
-            ("prefill", name)
-            for name in ("row_starts", "row_ends", "offsets", "page_table", "slots", "stats")
+        *itertools.product(
+            ["prefill"], ["row_starts", "row_ends", "offsets", "page_table", "slots", "stats"]
         ),
         *itertools.product(["blocks", "in_blocks"], ["seq_lens", "out", "blocks"]),
     ],
@@ -152,6 +151,7 @@ def test_nothing_is_allocated_for_numbers_out_of_range(op: Op, k: int) -> None:
         refused(op, f"block_k: wanted more than k = {K} and at most 2048, got {1 << 60}", block_k=1 << 60)
 
 
+BOTH_BLOCKS = {"next_n": 2, "compress_ratio": 5, "block_size": 8}
 PASSED: dict[Op, dict[str, Any]] = {
     decode: {
         "row_slot": int32(ROWS),
@@ -175,14 +175,8 @@ PASSED: dict[Op, dict[str, Any]] = {
         "stats": int32(ROWS, 8),
         "page_size": 16,
     },
-    blocks: {
-        "block_k": K + 1,
-        "blocks": int32(ROWS, K + 1),
-        "next_n": 2,
-        "compress_ratio": 5,
-        "block_size": 8,
-    },
-    in_blocks: {"blocks": int32(ROWS, 2), "next_n": 2, "compress_ratio": 5, "block_size": 8},
+    blocks: {"blocks": int32(ROWS, K + 1), "block_k": K + 1} | BOTH_BLOCKS,
+    in_blocks: {"blocks": int32(ROWS, 2)} | BOTH_BLOCKS,
 }
 """Optional arguments of each op, with numbers that cannot be taken for each other."""
 
@@ -248,9 +242,8 @@ def test_cuda_tensors_without_the_library_or_without_the_op(op: Op, monkeypatch:
     with FakeTensorMode():
         call = calls.arguments("cpu", {})._replace(logits=torch.empty(2, 64, device="cuda"))
         monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(False, None, "built without it"))
-        with pytest.raises(
-            LibraryError, match=f"^{re.escape(calls.checks.op)}: CUDA library: built without it$"
-        ):
+        message = f"{calls.checks.op}: CUDA library: built without it"
+        with pytest.raises(LibraryError, match=f"^{re.escape(message)}$"):
             ops.launch(call)
         monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(True, "lib.so", "loaded"))
         missing = raising(type(call), NotImplementedError(f"Could not run '{calls.checks.op}'"))
@@ -298,8 +291,7 @@ def test_the_schema_is_the_one_that_the_library_is_written_for(op: str) -> None:
     "value", ["no", 1, 0, None, [], torch.tensor([True, True]), torch.tensor(True), bool]
 )
 @pytest.mark.parametrize(
-    ("op", "name"),
-    [*((op, "pdl") for op in OPS), (decode, "clamp_pages"), (decode, "drop_masked")],
+    ("op", "name"), [*((op, "pdl") for op in OPS), (decode, "clamp_pages"), (decode, "drop_masked")]
 )
 def test_a_flag_is_true_or_false(op: Op, name: str, value: Any) -> None:
     shown = repr(value).replace("(", r"\(").replace(")", r"\)").replace("[", r"\[")
@@ -343,17 +335,15 @@ def test_integers_are_neither_flags_nor_beyond_64_bits(op: Op, name: str, out: T
             op(out=out, **others | {name: value})
 
 
+UNEVEN = [torch.randn(4), torch.randn(3)]
 UNFIT: list[tuple[Callable[[], Any], str]] = [
     (lambda: torch.tensor(1.0), r"shape \[rows, width\], got \[\]"),
     (lambda: torch.randn(ROWS, WIDTH).to_sparse(), "a dense tensor, got sparse_coo"),
     (lambda: torch.randn(ROWS, WIDTH).to_sparse_csr(), "a dense tensor, got sparse_csr"),
-    (lambda: torch.nested.nested_tensor([torch.randn(4), torch.randn(3)]), "a dense tensor, got nested"),
+    (lambda: torch.nested.nested_tensor(UNEVEN), "a dense tensor, got nested"),
+    (lambda: torch.nested.nested_tensor(UNEVEN, layout=torch.jagged), "a dense tensor, got nested"),
     (
-        lambda: torch.nested.nested_tensor([torch.randn(4), torch.randn(3)], layout=torch.jagged),
-        "a dense tensor, got nested",
-    ),
-    (
-        lambda: torch.quantize_per_tensor(torch.randn(ROWS, WIDTH), 0.1, 0, torch.quint8),
+        lambda: torch.quantize_per_tensor(OUT.float(), 0.1, 0, torch.quint8),
         "a tensor that is not quantized, got quint8",
     ),
     (lambda: torch.randn(1, 4).expand(MAX_ROWS + 1, 4), f"at most {MAX_ROWS} rows, got {MAX_ROWS + 1}"),
@@ -392,11 +382,8 @@ def test_a_path_has_a_name_or_is_one(path: Path) -> None:
     given: dict[str, Any] = {"logits": torch.randn(1, 600), "seq_lens": int32(1) + 592, "k": 512}
     assert torch.equal(decode(**given, path=path), decode(**given, path=path.name.lower()))
     if path in PREFILL_PATHS:
-        same = {"logits": given["logits"]}
-        assert torch.equal(
-            prefill(**same, row_starts=int32(1) - 8, row_ends=int32(1), path=path),
-            prefill(**same, row_starts=int32(1) - 8, row_ends=int32(1), path=path.name.lower()),
-        )
+        windows = {"logits": given["logits"], "row_starts": int32(1) - 8, "row_ends": int32(1)}
+        assert torch.equal(prefill(**windows, path=path), prefill(**windows, path=path.name.lower()))
     else:
         refused(prefill, "path: wanted one of 'auto', 'radix_rounds', got <Path.*", path=path)
     refused(decode, "path: wanted one of .*, got 0", path=0)

@@ -12,10 +12,7 @@ from torch import Tensor
 
 import gvr_topk
 from gvr_topk import indexer_topk_blocks, indexer_topk_in_blocks
-from gvr_topk.arguments import (
-    BlocksArguments,
-    InBlocksArguments,
-)
+from gvr_topk.arguments import BlocksArguments, InBlocksArguments
 from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH
 from gvr_topk.contract import DTYPES
 from gvr_topk.evaluation.oracle import sorted_blocks, sorted_in_blocks, sorted_topk
@@ -99,9 +96,8 @@ def test_lengths_beyond_the_width_end_with_it() -> None:
 def test_the_widest_row_and_the_most_blocks() -> None:
     logits = torch.zeros(1, MAX_BLOCKS_WIDTH)
     logits[0, -9] = 1.0
-    positions, blocks = indexer_topk_blocks(
-        logits, int32(MAX_BLOCKS_WIDTH), MAX_CHOSEN_BLOCKS - 1, MAX_CHOSEN_BLOCKS
-    )
+    most = MAX_CHOSEN_BLOCKS
+    positions, blocks = indexer_topk_blocks(logits, int32(MAX_BLOCKS_WIDTH), most - 1, most)
     last = MAX_BLOCKS_WIDTH // BLOCK_SIZE - 1
     assert blocks.tolist() == [[*range(MAX_CHOSEN_BLOCKS - 2), last - 1, last]]
     assert positions.tolist() == [[*range(MAX_CHOSEN_BLOCKS - 2), MAX_BLOCKS_WIDTH - 9]]
@@ -186,9 +182,8 @@ def two_layers(source: Tensor, consumer: Tensor, lengths: Tensor) -> tuple[Tenso
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_whole(backend: str, dynamic: bool) -> None:
-    compiled: Callable[..., Any] = torch.compile(
-        two_layers, fullgraph=True, backend=backend, dynamic=dynamic or None
-    )
+    options = {"fullgraph": True, "backend": backend, "dynamic": dynamic or None}
+    compiled: Callable[..., Any] = torch.compile(two_layers, **options)
     for rows in (ROWS, ROWS + 3):
         source, consumer = scores(rows, seed=1), scores(rows, seed=2)
         lengths = torch.arange(50, 50 + 20 * rows, 20, dtype=torch.int32).clamp(max=WIDTH)

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -86,9 +87,8 @@ def test_the_driver_is_asked_where_nvidia_smi_is_missing(tmp_path: Path) -> None
     subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", "-o", library, source], check=True)
     code = "import gvr_topk_archs; print(gvr_topk_archs.compute_capabilities())"
     environ = {"PATH": "", "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(SCRIPT.parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     assert done.stdout == "[(9, 0), (10, 0)]\n"
 
 
@@ -104,12 +104,7 @@ def test_the_driver_is_asked_where_nvidia_smi_is_missing(tmp_path: Path) -> None
 )
 @pytest.mark.parametrize("how", ["setting", "variable"])
 def test_choice_of_architectures(
-    backend: ModuleType,
-    tmp_path: Path,
-    wanted: str,
-    archs: tuple[str],
-    how: str,
-    monkeypatch: pytest.MonkeyPatch,
+    backend: ModuleType, tmp_path: Path, wanted: str, archs: tuple[str], how: str, monkeypatch: Any
 ) -> None:
     put_program(tmp_path, "nvcc", "")
     put_program(tmp_path, "nvidia-smi", "9.0\n")
@@ -174,9 +169,13 @@ def test_kernels_without_torch_fetch_one(backend: ModuleType, tmp_path: Path) ->
     assert backend.get_requires_for_build_editable(settings) == ["cmake", backend.TORCH]
 
 
-def test_installed_torch_is_taken(backend: ModuleType, tmp_path: Path) -> None:
+def test_installed_torch_is_taken_if_it_has_the_stable_interface(backend: ModuleType, tmp_path: Path) -> None:
     put_program(tmp_path, "nvcc", "")
-    torch = put_torch(tmp_path, "2.11.0+cu130")
+    torch = put_torch(tmp_path, "2.8.0")
+    requirements = backend.get_requires_for_build_wheel({"cmake.define.GVR_TOPK_ARCHS": "all"})
+    assert requirements == ["cmake", backend.TORCH]
+    shutil.rmtree(torch)
+    put_torch(tmp_path, "2.11.0+cu130")
     settings = {"cmake.define.GVR_TOPK_ARCHS": "100f;90a"}
     assert backend.get_requires_for_build_wheel(settings) == ["cmake"]
     assert backend._settings(settings) == {
@@ -187,18 +186,9 @@ def test_installed_torch_is_taken(backend: ModuleType, tmp_path: Path) -> None:
     }
 
 
-def test_torch_without_the_stable_interface_does_not_count(backend: ModuleType, tmp_path: Path) -> None:
-    put_program(tmp_path, "nvcc", "")
-    put_torch(tmp_path, "2.8.0")
-    requirements = backend.get_requires_for_build_wheel({"cmake.define.GVR_TOPK_ARCHS": "all"})
-    assert requirements == ["cmake", backend.TORCH]
-
-
 def cmake(*arguments: str | Path, **variables: str) -> None:
-    environ = {name: value for name, value in os.environ.items() if name != "GVR_TOPK_ARCHS"}
-    done = subprocess.run(
-        ["cmake", *arguments], env={**environ, **variables}, capture_output=True, text=True, check=False
-    )
+    environ = {name: value for name, value in os.environ.items() if name != "GVR_TOPK_ARCHS"} | variables
+    done = subprocess.run(["cmake", *arguments], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -12,6 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,11 +65,8 @@ def test_replay_of_the_shipped_trace_ends_with_the_verdict() -> None:
     assert result.stdout.splitlines()[-1] == "replay: exact on 2 of 2 steps"
     assert "smollm2_dsaidx_L10_32k" in result.stdout and "not of DeepSeek" in " ".join(result.stdout.split())
     assert result.stderr == ""
-
-
-def test_the_shipped_trace_is_the_default() -> None:
-    result = run("replay", "--steps", "1", "--json")
-    assert json.loads(result.stdout)["source"] == "smollm2_dsaidx_L10_32k"
+    default = run("replay", "--steps", "1", "--json")
+    assert json.loads(default.stdout)["source"] == "smollm2_dsaidx_L10_32k"
 
 
 def test_replay_of_the_generator() -> None:
@@ -109,10 +107,8 @@ def test_out_folder_gets_json_and_plots(tmp_path: Path) -> None:
 def test_configuration_is_obeyed(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(ON.replace("true", "false") + "future_key: 1\ngvr_topk: {hint_offset: 2}\n")
-    result = run(
-        "replay", "--generator", "0", "--length", "17000", "--steps", "2", "--config", str(path), "--json"
-    )
-    data = json.loads(result.stdout)
+    generated = ("replay", "--generator", "0", "--length", "17000", "--steps", "2")
+    data = json.loads(run(*generated, "--config", str(path), "--json").stdout)
     assert data["k"] == 512 and data["options"]["hint_offset"] == 2
     assert [record["gate"] for record in data["records"]] == ["disabled"] * 2
 
@@ -188,10 +184,11 @@ def test_doctor_names_every_path_and_a_reason() -> None:
     data = json.loads(result.stdout)
     paths = ["path auto", "path paper_gvr", "path no_hint", "path radix_rounds"]
     assert list(data["paths"]) == ["gate and plan", "CUDA library", "on a CPU", *paths]
-    assert data["paths"]["gate and plan"] == (
-        "available: answers for each row with used, or with why the state is not used (disabled, "
-        "no_state, layout, no_slot, short_row, too_short, too_long, first_step)"
-    )
+    reasons = "disabled, no_state, layout, no_slot, short_row, too_short, too_long, first_step"
+    answers = f"answers for each row with used, or with why the state is not used ({reasons})"
+    assert data["paths"]["gate and plan"] == f"available: {answers}"
+    text = run("doctor")
+    assert text.exit_code == 0 and "path radix_rounds" in text.stdout and "TensorRT-LLM" in text.stdout
     assert data["paths"]["on a CPU"].startswith("available")
     assert data["environment"]["torch"].startswith(torch.__version__)
     assert data["integration"]
@@ -222,17 +219,15 @@ def test_doctor_asks_the_plan_and_the_gate_about_the_gpu(
     refused = {name for name, text in paths.items() if text.startswith("not available on a GPU: ")}
     if without == "all":
         assert refused == {f"path {name}" for name in ("auto", "paper_gvr", "no_hint", "radix_rounds")}
-        assert paths["path auto"] == (
-            "not available on a GPU: wanted a GPU that the library holds code for (90a 100f 120f), got "
-            f"compute capability {arch / 10}"
-        )
+        wanted = "wanted a GPU that the library holds code for (90a 100f 120f)"
+        got = f"got compute capability {arch / 10}"
+        assert paths["path auto"] == f"not available on a GPU: {wanted}, {got}"
         return
     assert refused == ({f"path {without}"} if without else set())
     assert paths["path auto"].endswith(" kernel, its state used")
     assert paths["path no_hint"].endswith(" kernel, its state disabled")
-    assert paths["path radix_rounds"] == (
-        "available: a row of 65,536 takes the fallback kernel, its state disabled"
-    )
+    fallback = "a row of 65,536 takes the fallback kernel, its state disabled"
+    assert paths["path radix_rounds"] == f"available: {fallback}"
     if not without:
         assert "takes the paper_gvr kernel, its state used" in paths["path paper_gvr"]
 
@@ -267,21 +262,15 @@ def test_no_engine_is_on_where_no_kernel_can_run(monkeypatch: pytest.MonkeyPatch
         ([("Engine", "1.0"), ("would happen", "on: asked, after install()")], "on: asked, after install()"),
     ],
 )
-def test_what_is_required_is_ready(
-    gpu: Callable[[int], None],
-    monkeypatch: pytest.MonkeyPatch,
-    describes: list[tuple[str, str]],
-    problem: str,
-) -> None:
+def test_what_is_required_is_ready(gpu: Any, monkeypatch: Any, describes: Any, problem: str) -> None:
     gpu(90)
     monkeypatch.setattr(policy, "architectures", lambda **_: "90a")
     monkeypatch.setattr(vllm, "describe", lambda: describes)
     result = run("doctor", "--require", "cuda, vllm")
     assert result.exit_code == (1 if problem else 0)
-    served = "ready: kernels run on this GPU, and in vLLM"
-    assert result.stdout.splitlines()[-1] == (
-        f"verdict: not ready: vllm: {problem}" if problem else f"verdict: {served}"
-    )
+    ready = "ready: kernels run on this GPU, and in vLLM"
+    verdict = f"not ready: vllm: {problem}" if problem else ready
+    assert result.stdout.splitlines()[-1] == f"verdict: {verdict}"
     assert run("doctor", "--require", "cuda").exit_code == 0
     assert run("doctor", "--require", "cuda,gpu").exit_code == 2
 
@@ -318,18 +307,30 @@ def test_doctor_names_the_variable_of_a_validated_yaml(monkeypatch: pytest.Monke
     assert variables["TRTLLM_GVR_TOPK_YAML"] == '{"enable": true}: what a validated YAML asks for'
 
 
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [
+        (KeyboardInterrupt(), Result(130, "", "gvr-topk: interrupted\n")),
+        # Too little memory is no inexact result.
+        (MemoryError("Unable to allocate 1 EiB"), Result(2, "", "gvr-topk: Unable to allocate 1 EiB\n")),
+    ],
+)
+def test_what_ends_a_command_is_one_line(
+    error: BaseException, ended: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> bool:
+        raise error
+
+    monkeypatch.setattr(replay_command, "run", fail)
+    assert run("replay") == ended
+
+
 def test_doctor_without_the_compiled_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(**_: object) -> None:
         raise LibraryError("no policy")
 
     monkeypatch.setattr(cli, "can_use_heuristic", missing)
     assert json.loads(run("doctor", "--json").stdout)["paths"]["gate and plan"] == "not available: no policy"
-
-
-def test_doctor_as_text() -> None:
-    result = run("doctor")
-    assert result.exit_code == 0
-    assert "path radix_rounds" in result.stdout and "TensorRT-LLM" in result.stdout
 
 
 def test_doctor_survives_an_integration_that_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,14 +354,11 @@ def test_doctor_has_a_section_for_every_engine_and_for_variables(monkeypatch: py
     assert variables["GVR_TOPK_DISABLE"] == "1: no engine is touched"
     assert variables["TRTLLM_GVR_TOPK"] == "refused: TRTLLM_GVR_TOPK: wanted 0, 1 or force, got '2'"
     assert variables["GVR_TOPK_VLLM"] == "refused: GVR_TOPK_VLLM: wanted 0, 1 or force, got 'banana'"
-    assert variables["TRTLLM_GVR_TOPK_OPTIONS"].startswith(
-        "refused: TRTLLM_GVR_TOPK_OPTIONS: wanted the keys of section gvr_topk as JSON, got '{' "
-        "(Invalid JSON: "
-    )
+    refusal = "refused: TRTLLM_GVR_TOPK_OPTIONS: wanted the keys of section gvr_topk as JSON, got '{' ("
+    assert variables["TRTLLM_GVR_TOPK_OPTIONS"].startswith(f"{refusal}Invalid JSON: ")
     monkeypatch.setenv("GVR_TOPK_DISABLE", "0")
-    assert json.loads(run("doctor", "--json").stdout)["variables"]["GVR_TOPK_DISABLE"] == (
-        "0: counts as unset"
-    )
+    variables = json.loads(run("doctor", "--json").stdout)["variables"]
+    assert variables["GVR_TOPK_DISABLE"] == "0: counts as unset"
 
 
 def test_doctor_without_a_reader_says_nothing() -> None:
@@ -373,22 +371,6 @@ def test_doctor_without_a_reader_says_nothing() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_an_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_: object) -> bool:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(replay_command, "run", interrupt)
-    assert run("replay") == Result(130, "", "gvr-topk: interrupted\n")
-
-
-def test_too_little_memory_is_no_inexact_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhaust(_: object) -> bool:
-        raise MemoryError("Unable to allocate 1 EiB")
-
-    monkeypatch.setattr(replay_command, "run", exhaust)
-    assert_one_line_error(run("replay"), "Unable to allocate 1 EiB")
-
-
 def test_the_widest_row_is_replayed() -> None:
     result = run("replay", "--generator", "20", "--length", "2097152", "--steps", "1")
     assert result.exit_code == 0, result.stderr
@@ -397,21 +379,16 @@ def test_the_widest_row_is_replayed() -> None:
 
 def test_config_check_ok(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
-    path.write_text(
-        ON + "future_key: 1\nspeculative_config: {decoding_type: MTP, num_nextn_predict_layers: 3}\n"
-    )
+    drafts = "speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 3}"
+    path.write_text(f"{ON}future_key: 1\n{drafts}\n")
     result = run("config", "check", str(path))
-    assert result.exit_code == 0
-    assert result.stdout.splitlines() == [
-        "heuristic top-k: on",
-        "k: 512, rows per request: 4",
-        (
-            "gvr_topk: hint_offset 0, min_length null, max_length null, path auto, stats false, "
-            "keep_positions null, nvtx false, max_ctas 0"
-        ),
-        f"{path}: ok",
-    ]
-    assert result.stderr == ""
+    assert (result.exit_code, result.stderr) == (0, "")
+    switch, sizes, options, verdict = result.stdout.splitlines()
+    assert (switch, sizes) == ("heuristic top-k: on", "k: 512, rows per request: 4")
+    limits, rest = "min_length null, max_length null", "keep_positions null, nvtx false, max_ctas 0"
+    assert options == f"gvr_topk: hint_offset 0, {limits}, path auto, stats false, {rest}"
+    assert verdict == f"{path}: ok"
+    assert json.loads(run("config", "check", str(path), "--json").stdout)["k"] == 512
 
 
 def test_config_check_fails_with_1_and_lists_all_problems(tmp_path: Path) -> None:
@@ -425,24 +402,14 @@ def test_config_check_fails_with_1_and_lists_all_problems(tmp_path: Path) -> Non
     assert typed == f"gvr-topk: {path}:3: gvr_topk.stats: wanted true or false, got 3"
 
 
-def test_config_check_json(tmp_path: Path) -> None:
-    path = tmp_path / "serve.yaml"
-    path.write_text(ON)
-    assert json.loads(run("config", "check", str(path), "--json").stdout)["k"] == 512
-    path.write_text("gvr_topk: {stats: 3}\n")
-    result = run("config", "check", str(path), "--json")
-    data = json.loads(result.stdout)
-    assert result.exit_code == 1 and not data["ok"]
-    assert data["problems"][0]["key"] == "gvr_topk.stats" and data["problems"][0]["line"] == 1
-
-
 def test_config_check_json_whatever_the_file_holds(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
-    for text in ("max_seq_len: 2024-02-30", "x: " + "[" * 2000, "\0"):
+    for text in ("max_seq_len: 2024-02-30", "x: " + "[" * 2000, "\0", "gvr_topk: {stats: 3}\n"):
         path.write_text(text)
         result = run("config", "check", str(path), "--json")
         data = json.loads(result.stdout)
         assert result.exit_code == 1 and data["ok"] is False and len(data["problems"]) == 1
+    assert data["problems"][0]["key"] == "gvr_topk.stats" and data["problems"][0]["line"] == 1
     for missing in (tmp_path / "none.yaml", tmp_path):
         result = run("config", "check", str(missing), "--json")
         assert result.exit_code == 2 and json.loads(result.stdout)["ok"] is False
@@ -501,14 +468,11 @@ def test_sample_says_what_a_setting_keeps(tmp_path: Path) -> None:
     assert text[1:3] == ["kept tokens: mean 2.0, median 2, most 3", "kept mass:   mean 0.7463, least 0.6000"]
     assert [line.split()[0] for line in text[3:]] == ["1", "2", "3"]
     assert text[-1] == f"{'3 to 4':>18} {1:6} rows {'#' * 40}"
-    assert run("sample", "--logits", str(file)).stdout.splitlines()[3:] == [
-        f"{'5 to 8':>18} {3:6} rows {'#' * 40}"
-    ]
-    expected = sample(torch.from_numpy(rows), seeds=0, positions=torch.arange(5, 8)).tolist()
-    assert (
-        json.loads(run("sample", "--logits", str(file), "--position", "5", "--json").stdout)["tokens"]
-        == expected
-    )
+    unfiltered = run("sample", "--logits", str(file)).stdout.splitlines()
+    assert unfiltered[3:] == [f"{'5 to 8':>18} {3:6} rows {'#' * 40}"]
+    moved = json.loads(run("sample", "--logits", str(file), "--position", "5", "--json").stdout)
+    expected = sample(torch.from_numpy(rows), seeds=0, positions=torch.arange(5, 8))
+    assert moved["tokens"] == expected.tolist()
     greedy = ("sample", "--logits", str(file), "--temperature", "0", "--array", "one", "--json")
     assert json.loads(run(*greedy).stdout)["mass"] == [pytest.approx(0.5, abs=1e-6)]
     assert_one_line_error(run("sample", "--logits", str(file), "--array", "wide"), "got float64")

@@ -36,16 +36,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
     library = folder / "libchecks.so"
     subprocess.run([sys.executable, GENERATOR, folder / "op_arguments.h"], check=True)
     torch_root = Path(torch.__file__).parent
-    command = [
-        compiler,
-        "-std=c++17",
-        "-shared",
-        "-fPIC",
-        "-fvisibility=hidden",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-    ]
+    command = [compiler, "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden"]
+    command += ["-Wall", "-Wextra", "-Werror"]
     command += ["-DTORCH_TARGET_VERSION=0x0209000000000000ULL"]
     command += [f"-I{ROOT}/cpp/include", f"-I{ROOT}/cpp/torch", f"-I{folder}"]
     command += ["-isystem", f"{torch_root}/include", f"{ROOT}/tests/cpp/compiled_checks.cpp"]

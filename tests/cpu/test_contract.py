@@ -126,36 +126,32 @@ def test_oracle_takes_the_values_of_torch_topk(dtype: torch.dtype, levels: int) 
 
 
 @pytest.mark.parametrize(
-    ("length", "expected"),
-    [(-2, [-1, -1, -1]), (0, [-1, -1, -1]), (2, [0, 1, -1]), (3, [0, 1, 2]), (4, [1, 2, 3])],
+    ("row", "length", "expected"),
+    [
+        # Rows shorter than k, of k, and longer.
+        *(([0.0, 1.0, 1.0, 1.0], length, [-1, -1, -1]) for length in (-2, 0)),
+        ([0.0, 1.0, 1.0, 1.0], 2, [0, 1, -1]),
+        ([0.0, 1.0, 1.0, 1.0], 3, [0, 1, 2]),
+        ([0.0, 1.0, 1.0, 1.0], 4, [1, 2, 3]),
+        ([2.0, 1.0], 2, [0, 1, -1]),  # fewer columns than items
+        ([-0.0, -0.0, -0.0, 0.0], 4, [0, 1, 2]),  # both zeros tie
+        ([0.0, 0.0, 0.0, -0.0], 4, [0, 1, 2]),
+    ],
 )
-def test_short_rows(length: int, expected: list[int]) -> None:
-    logits = torch.tensor([[0.0, 1.0, 1.0, 1.0]])
-    assert exact_topk(logits, torch.tensor([length]), 3).tolist() == [expected]
-
-
-def test_more_items_than_columns() -> None:
-    assert exact_topk(torch.tensor([[2.0, 1.0]]), torch.tensor([2]), 4).tolist() == [[0, 1, -1, -1]]
+def test_rows_by_hand(row: list[float], length: int, expected: list[int]) -> None:
+    assert exact_topk(torch.tensor([row]), torch.tensor([length]), 3).tolist() == [expected]
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_masked_scores_are_dropped(width: int) -> None:
+    empty = torch.full((2, 3), -1, dtype=torch.int32)
+    assert torch.equal(drop_masked(torch.zeros(2, 0), empty), empty)
     logits = torch.zeros(2, width)
     logits[0, 0] = -math.inf
     everything = torch.arange(width, dtype=torch.int32).repeat(2, 1)
     dropped = drop_masked(logits, everything)
     assert dropped.dtype == torch.int32
     assert dropped.tolist() == [[*range(1, width), -1], [*range(width)]]
-
-
-def test_nothing_is_dropped_without_columns() -> None:
-    empty = torch.full((2, 3), -1, dtype=torch.int32)
-    assert torch.equal(drop_masked(torch.zeros(2, 0), empty), empty)
-
-
-def test_both_zeros_tie() -> None:
-    logits = torch.tensor([[-0.0, 0.0, -0.0, -1.0]])
-    assert exact_topk(logits, torch.tensor([4]), 2).tolist() == [[0, 1]]
 
 
 def test_the_longest_row_still_orders_by_value_then_index() -> None:

@@ -21,17 +21,7 @@ from gvr_topk.distributed import Shards, sharded_sample, sharded_topk
 from gvr_topk.distributed import shards as module
 from gvr_topk.sampling import sample
 from tests import shard_ranks
-from tests.shard_cases import (
-    POISON,
-    Case,
-    call,
-    cut,
-    draw_as,
-    expected,
-    some_case,
-    some_draws,
-    tokens,
-)
+from tests.shard_cases import POISON, Case, call, cut, draw_as, expected, some_case, some_draws, tokens
 
 
 def check(case: Case, results: list[Any]) -> None:
@@ -108,18 +98,14 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
+OF_2048 = {"k": 2048, "ownership": 16, "record": None, "gather": False}
+
+
 @pytest.mark.parametrize("kind", ["random", "one rank", "tied", "in turn", "unlike"])
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_two_rounds_serve_k_of_2048(world: int, kind: str, sent: list[tuple[int, ...]]) -> None:
-    case = {
-        "parts": rows_of(kind, world, 5000),
-        "lengths": [torch.tensor([5000, 4000 - 1999 * rank], dtype=torch.int32) for rank in range(world)],
-        "k": 2048,
-        "ownership": 16,
-        "record": None,
-        "gather": False,
-        "expected": [None] * world,
-    }
+    lengths = [torch.tensor([5000, 4000 - 1999 * rank], dtype=torch.int32) for rank in range(world)]
+    case = {**OF_2048, "parts": rows_of(kind, world, 5000), "lengths": lengths, "expected": [None] * world}
     check(case, shard_ranks.in_threads(world, functools.partial(call, case)))
     record = {2: 64, 3: 96, 5: 128}[world]
     assert sent == [(1, 3), (2, 1 + record), (2, 1 + record)]  # the header, and two rounds
@@ -127,13 +113,9 @@ def test_two_rounds_serve_k_of_2048(world: int, kind: str, sent: list[tuple[int,
 
 def test_expected_counts_save_a_round(sent: list[tuple[int, ...]]) -> None:
     """Counts that are off by less than half of a record, on each rank, need one round, and others three."""
-    parts = rows_of("random", 3, 5000)
     lengths = [torch.tensor([5000, 700], dtype=torch.int32)] * 3
-    ranks = [
-        expected({"parts": parts, "lengths": lengths, "k": 2048, "ownership": 16, "gather": False}, rank)
-        for rank in range(3)
-    ]
-    counts = [result[2] for result in ranks]
+    case: Case = {**OF_2048, "parts": rows_of("random", 3, 5000), "lengths": lengths}
+    counts = [expected(case, rank)[2] for rank in range(3)]
     for off, rounds in (
         ([0, 0, 0], 1),
         ([46, -46, 46], 1),
@@ -142,14 +124,6 @@ def test_expected_counts_save_a_round(sent: list[tuple[int, ...]]) -> None:
         ([-2000] * 3, 3),
     ):
         sent.clear()
-        case = {
-            "parts": parts,
-            "lengths": lengths,
-            "k": 2048,
-            "ownership": 16,
-            "record": None,
-            "gather": False,
-        }
         case["expected"] = [count + by for count, by in zip(counts, off, strict=True)]
         check(case, shard_ranks.in_threads(3, functools.partial(call, case)))
         assert sent == [(1, 3)] + [(2, 97)] * rounds, off
@@ -188,10 +162,7 @@ DISAGREEMENTS = {
     "ownership": ({"ownership": 8}, "ownership contiguous on rank 0 and ownership 8 on rank 1"),
     "record": ({"record": 16}, "record 64 on rank 0 and record 16 on rank 1"),
     "gather": ({"gather": True}, "gather 0 on rank 0 and gather 1 on rank 1"),
-    "expected": (
-        {"expected": torch.zeros(2, dtype=torch.int32)},
-        "expected 0 on rank 0 and expected 1 on rank 1",
-    ),
+    "expected": ({"expected": torch.zeros(2).int()}, "expected 0 on rank 0 and expected 1 on rank 1"),
     "step": ({"step": 8}, "step 7 on rank 0 and step 8 on rank 1"),
     "step on the device": ({"step": torch.tensor([8])}, "step 7 on rank 0 and step 8 on rank 1"),
     "two": ({"k": 5, "step": -1}, "step 7, k 4 on rank 0 and step -1, k 5 on rank 1"),
@@ -205,28 +176,17 @@ def test_ranks_that_disagree(which: str) -> None:
 
     def work(group: dist.ProcessGroup) -> Any:
         mine: dict[str, Any] = {"k": 4, "rows": 2, "dtype": torch.float32, "ownership": "contiguous"}
-        mine |= {"record": 64, "gather": False, "step": 7, "expected": None} | (
-            of_rank_1 if group.rank() == 1 else {}
-        )
+        mine |= {"record": 64, "gather": False, "step": 7, "expected": None}
+        mine |= of_rank_1 if group.rank() == 1 else {}
         shards = Shards(group, mine["ownership"], record=mine["record"])
         logits = torch.zeros(mine["rows"], 9, dtype=mine["dtype"])
         lengths = torch.full((mine["rows"],), 9, dtype=torch.int32)
         out = torch.full((mine["rows"], mine["k"]), POISON, dtype=torch.int32)
+        options = {name: mine[name] for name in ("gather", "expected", "step")}
+        message = re.escape(f"gvr_topk.Shards: call: wanted the same on all ranks, got {said}")
         for _ in range(2):
-            with pytest.raises(
-                ValueError,
-                match=re.escape(f"gvr_topk.Shards: call: wanted the same on all ranks, got {said}"),
-            ):
-                sharded_topk(
-                    logits,
-                    lengths,
-                    mine["k"],
-                    shards=shards,
-                    out=out,
-                    gather=mine["gather"],
-                    expected=mine["expected"],
-                    step=mine["step"],
-                )
+            with pytest.raises(ValueError, match=message):
+                sharded_topk(logits, lengths, mine["k"], shards=shards, out=out, **options)
         with pytest.raises(ValueError, match=re.escape(said)):
             shards.check()
         return bool((out == POISON).all())
@@ -245,10 +205,9 @@ def call_until_the_end(argument: tuple[Path, float]) -> tuple[str, float]:
             if shards.rank == 1:
                 time.sleep(delay_s)
         before = time.monotonic()
+        lengths = torch.full((2,), 50, dtype=torch.int32)
         try:
-            sharded_topk(
-                torch.randn(2, 50), torch.full((2,), 50, dtype=torch.int32), 9, shards=shards, step=step
-            )
+            sharded_topk(torch.randn(2, 50), lengths, 9, shards=shards, step=step)
         except RuntimeError as error:
             return str(error), time.monotonic() - before
     return "", 0.0

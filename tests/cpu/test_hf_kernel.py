@@ -102,9 +102,7 @@ def test_variants(kernel: Path) -> None:
 def test_no_more_than_the_op_needs(kernel: Path) -> None:
     held = {str(file.relative_to(kernel / "build" / CPU)) for file in (kernel / "build" / CPU).rglob("*")}
     assert {"__init__.py", "metadata.json", "layers.py", "ops.py", "lib/libgvr_topk_policy.so"} <= held
-    assert not {
-        name for name in held if name.split(".")[0] in ("config", "cli", "evaluation", "integrations")
-    }
+    assert not {name.split(".")[0] for name in held} & {"config", "cli", "evaluation", "integrations"}
     assert "lib/libgvr_topk_cuda.so" not in held
 
 
@@ -160,9 +158,7 @@ def run_with_kernels(program: str, folder: Path) -> str:
 
 @needs_kernels
 def test_kernels_loads_it(kernel: Path) -> None:
-    program = (
-        "kernel = kernels.get_local_kernel(folder, backend='cpu')\n" + CHECK + "print(kernel.__file__)\n"
-    )
+    program = f"kernel = kernels.get_local_kernel(folder, backend='cpu')\n{CHECK}print(kernel.__file__)\n"
     assert run_with_kernels(program, kernel) == f"{kernel / 'build' / CPU / '__init__.py'}\n"
 
 
@@ -180,23 +176,18 @@ print([str(backend) for backend in Build.open(folder).general.backends])
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("name", "parameters", "given", "chosen"),
+    ("name", "given", "chosen"),
     [
-        (
-            "IndexerTopk",
-            "scores, lengths, k",
-            "torch.tensor([[[0.5, 3.0, 1.0, 3.0]]]), None, 2",
-            "[[[1, 3]]]",
-        ),
+        ("IndexerTopk", "torch.tensor([[[0.5, 3.0, 1.0, 3.0]]]), None, 2", "[[[1, 3]]]"),
         (
             "IndexerTopkPrefill",
-            "scores, row_starts, row_ends, k",
-            "torch.tensor([[9.0, 3.0, 1.0, 3.0]]), torch.tensor([1]), torch.tensor([4]), 2",
+            "torch.tensor([[9.0, 3.0, 1.0, 3.0]]), *torch.tensor([[1], [4]]), 2",
             "[[0, 2]]",
         ),
     ],
 )
-def test_kernels_takes_the_layer(kernel: Path, name: str, parameters: str, given: str, chosen: str) -> None:
+def test_kernels_takes_the_layer(kernel: Path, name: str, given: str, chosen: str) -> None:
+    parameters = "scores, lengths, k" if name == "IndexerTopk" else "scores, row_starts, row_ends, k"
     program = f"""
 import torch
 @kernels.use_kernel_forward_from_hub("{name}")
@@ -213,9 +204,8 @@ print(topk({given}).tolist())
 
 class TestScript:
     def test_missing_library(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            SystemExit, match=r"--package: wanted libgvr_topk_policy\.so in .*, got none: build it"
-        ):
+        wanted = r"--package: wanted libgvr_topk_policy\.so in .*, got none: build it"
+        with pytest.raises(SystemExit, match=wanted):
             SCRIPT.assemble(tmp_path / "out", tmp_path, None)
 
     def test_foreign_import(self, tmp_path: Path) -> None:

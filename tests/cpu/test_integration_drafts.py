@@ -78,13 +78,8 @@ def test_the_state_is_that_of_the_last_accepted_row(
 ):
     """Requests enter and leave, rows move, eager and graph steps with padding take turns."""
     dsa = hooked(monkeypatch)
-    options = {
-        "layers": 3,
-        "compress_ratio": compress_ratio,
-        "topk": 8 if compress_ratio > 1 else 16,
-        "mtp": True,
-        "attention_dp": attention_dp,
-    }
+    options = {"layers": 3, "mtp": True, "attention_dp": attention_dp}
+    options |= {"compress_ratio": compress_ratio, "topk": 8 if compress_ratio > 1 else 16}
     engine = Engine(dsa, takes_back=takes_back, **options)
     graph = engine.metadata.create_cuda_graph_metadata(engine.max_requests, max_draft_tokens=next_n - 1)
     rng = random.Random(next_n)
@@ -102,9 +97,8 @@ def test_the_state_is_that_of_the_last_accepted_row(
         if not contexts and not generations:
             continue
         told = state_of(engine) is not None and state_of(engine).next_state is not None
-        engine.step(
-            contexts, generations, next_n=next_n, padding=padding, metadata=metadata, accepted=accepted
-        )
+        given = {"next_n": next_n, "padding": padding, "metadata": metadata, "accepted": accepted}
+        engine.step(contexts, generations, **given)
         for request, chunk in contexts:
             request.done = chunk
         metadata.prepare()  # as the next step does, whatever its batch
@@ -135,9 +129,8 @@ def test_draft_layers_with_a_cache_of_their_own_are_ours(shape, known, monkeypat
         live: list[Request] = []
         steps = 0
         for step in range(30):
-            contexts = (
-                [(Request(step, 40, 60, seed=step), 40)] if len(live) < 4 and rng.random() < 0.7 else []
-            )
+            arrives = len(live) < 4 and rng.random() < 0.7
+            contexts = [(Request(step, 40, 60, seed=step), 40)] if arrives else []
             padding = int(not contexts and 0 < len(live) < 4)
             accepted = [rng.randint(1, 3) for _ in live]
             if contexts or live:
@@ -258,13 +251,10 @@ def test_positions_are_the_last_row_s_and_so_is_the_state_with_them(telling, mon
 @pytest.mark.parametrize(
     ("tell", "said"),
     [
-        (torch.ones(2), "wanted a tensor of integers by request, got float32 of 1 dimensions"),
-        (
-            torch.ones(2, 1, dtype=torch.int32),
-            "wanted a tensor of integers by request, got int32 of 2 dimensions",
-        ),
-        ([1, 1], "wanted a tensor of integers by request, got list"),
-        (torch.ones(1, dtype=torch.int32), "wanted one integer for each request of the batch on cpu"),
+        (torch.ones(2), "a tensor of integers by request, got float32 of 1 dimensions"),
+        (torch.ones(2, 1, dtype=torch.int32), "a tensor of integers by request, got int32 of 2 dimensions"),
+        ([1, 1], "a tensor of integers by request, got list"),
+        (torch.ones(1, dtype=torch.int32), "one integer for each request of the batch on cpu"),
     ],
 )
 def test_a_number_of_another_kind_is_ignored_and_said_once(telling, monkeypatch, tell, said):
@@ -275,7 +265,7 @@ def test_a_number_of_another_kind_is_ignored_and_said_once(telling, monkeypatch,
     for _ in range(3):
         engine.step([], requests, next_n=2, accepted=[1, 1], tell=tell)
     (line,) = lines_of("warning")
-    assert f"mtp_num_accepted is not used: {said}" in line
+    assert f"mtp_num_accepted is not used: wanted {said}" in line
     assert state_of(engine).next_state is None
     assert integration.counters().calls == {("gvr_topk", "hint"): 6}
     alone = one_by_one(dsa, requests[0], requests[0].done + 2)

@@ -83,21 +83,23 @@ def parse(text: str):
     return llm_args.TorchLlmArgs(**arguments)
 
 
+def autoload() -> None:
+    """Watch for TensorRT-LLM's modules as the ``.pth`` file does, with the logger in reach of `lines_of`."""
+    gvr_topk_autoload.install(integration.module_loaded)
+    importlib.import_module("tensorrt_llm.logger")
+
+
 def picture(dsa, llm_args) -> dict[str, object]:
     """Everything the integration may change."""
     modules = sys.modules.get("tensorrt_llm._torch.modules.top_k")
+    configurations = (llm_args.DeepSeekSparseAttentionConfig, llm_args.TorchLlmArgs)
     return {
         "top_k": modules and modules.TopK._forward_decode,
         "call": dsa.Indexer.sparse_attn_indexer,
         "prepare": dsa.DSAtrtllmAttentionMetadata.prepare,
         "op": torch.ops.trtllm.indexer_topk_decode,
-        "fields": {
-            m: dict(getattr(llm_args, m).model_fields)
-            for m in ("DeepSeekSparseAttentionConfig", "TorchLlmArgs")
-        },
-        "classes": {
-            m: set(vars(getattr(llm_args, m))) for m in ("DeepSeekSparseAttentionConfig", "TorchLlmArgs")
-        },
+        "fields": [dict(each.model_fields) for each in configurations],
+        "classes": [set(vars(each)) for each in configurations],
         "environment": {name: os.environ.get(name) for name in VARIABLES},
         "finders": list(sys.meta_path),
     }
@@ -235,9 +237,7 @@ UNREADABLE = [
 def test_an_unreadable_carried_value_counts_as_absent(shape, monkeypatch, text, file):
     """Only a stale or foreign value is: it must not stop a server."""
     monkeypatch.setenv("TRTLLM_GVR_TOPK_YAML", text)
-    gvr_topk_autoload.install(integration.module_loaded)
-    import tensorrt_llm.logger  # noqa: F401
-
+    autoload()
     assert environment.mode() is Mode.OFF and environment.options() == GvrTopkConfig()
     for _ in range(2):
         parse(file)
@@ -399,15 +399,10 @@ def test_another_signature_is_refused_with_one_message(tmp_path, shape, file, ol
     root = edited(tmp_path, shape, file, old, new)
     if "class DeepSeek" in old:
         file = root / "tensorrt_llm" / file
-        file.write_text(
-            file.read_text()
-            .replace("DeepSeekSparseAttentionConfig]", "DsaConfig]")
-            .replace("(DeepSeekSparse", "(Dsa")
-        )
+        text = file.read_text().replace("DeepSeekSparseAttentionConfig]", "DsaConfig]")
+        file.write_text(text.replace("(DeepSeekSparse", "(Dsa"))
     with fake_package(shape, root=root):
-        gvr_topk_autoload.install(integration.module_loaded)
-        import tensorrt_llm.logger  # noqa: F401
-
+        autoload()
         load_llm_args()
         dsa = load_dsa()
         assert not integration.installed()
@@ -437,9 +432,7 @@ def test_a_server_starts_with_its_yaml_when_we_do_not(tmp_path, monkeypatch, why
     if why == "refused later":
         root = edited(tmp_path / "op", "trtllm_1_2", "__init__.py", "int next_n, ", "int rows, ")
     with fake_package("trtllm_1_2", root=root):
-        gvr_topk_autoload.install(integration.module_loaded)
-        import tensorrt_llm.logger  # noqa: F401
-
+        autoload()
         if why == "refused later":
             load_dsa()
         for _ in range(2):
@@ -564,19 +557,18 @@ def test_describe_without_the_engine():
     assert integration.describe()[0] == ("TensorRT-LLM", "not installed")
 
 
+def run_away(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with these variables and none of our own."""
+    environ = {key: value for key, value in os.environ.items() if key not in VARIABLES} | variables
+    return subprocess.run(command, env=environ, cwd="/", capture_output=True, text=True, timeout=120)
+
+
 def python(code: str, **variables: str) -> str:
     """Run code in a fresh process that starts as an environment with the ``.pth`` file would."""
     pth = (ROOT / "packaging" / "gvr_topk_autoload.pth").read_text()
     command = [sys.executable, "-S", "-c", f"{pth}\n{code}"]
     search = os.pathsep.join([str(ROOT), str(FAKES), str(FAKES / "trtllm_1_2"), *sys.path])
-    environ = {k: v for k, v in os.environ.items() if k not in VARIABLES}
-    done = subprocess.run(
-        command,
-        env={**environ, "PYTHONPATH": search, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_away(command, PYTHONPATH=search, **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -584,11 +576,7 @@ def python(code: str, **variables: str) -> str:
 def test_other_processes_import_nothing():
     loaded = python("import sys; print(*sorted(sys.modules))").split()
     assert "gvr_topk_autoload" in loaded
-    bare = subprocess.run(
-        [sys.executable, "-S", "-c", "import os, sys; print(*sorted(sys.modules))"],
-        capture_output=True,
-        text=True,
-    )
+    bare = run_away([sys.executable, "-S", "-c", "import os, sys; print(*sorted(sys.modules))"])
     assert set(loaded) - set(bare.stdout.split()) <= {"gvr_topk_autoload", "__future__"}
 
 
@@ -611,15 +599,7 @@ PTH = ROOT / "packaging" / "gvr_topk_autoload.pth"
 def site_start(folder: Path, code: str, before: str = "pass", **variables: str) -> tuple[str, str]:
     """Output and errors of a Python whose site folder is `folder`, with `before` run ahead of it."""
     program = f"import site, sys; {before}; site.addsitedir({str(folder)!r}); {code}"
-    environ = {key: value for key, value in os.environ.items() if key not in VARIABLES}
-    done = subprocess.run(
-        [sys.executable, "-S", "-E", "-c", program],
-        env={**environ, **variables},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_away([sys.executable, "-S", "-E", "-c", program], **variables)
     return done.stdout.strip(), done.stderr
 
 
@@ -672,11 +652,9 @@ def test_slow_finders_are_not_asked_and_keep_their_place(site_folder):
         "Slow = type('Slow', (), {'find_spec': lambda self, name, path=None, target=None: "
         "asked.append(name)}); asked = []; sys.meta_path.insert(0, Slow())"
     )
-    code = (
-        "print('gvr_topk_autoload' in asked, [type(f).__name__ for f in sys.meta_path][1], sys.meta_path[0])"
-    )
-    out, errors = site_start(site_folder, code, finder)
-    assert (out, errors) == ("False Slow <class 'gvr_topk_autoload.Finder'>", "")
+    code = "print('gvr_topk_autoload' in asked, type(sys.meta_path[1]).__name__, sys.meta_path[0])"
+    seen = site_start(site_folder, code, finder)
+    assert seen == ("False Slow <class 'gvr_topk_autoload.Finder'>", "")
     code = "print('importlib.util' in sys.modules)"
     assert site_start(site_folder, code) == ("False", "")
 
@@ -707,6 +685,9 @@ print(integration.installed(), environment.mode().name, environment.options().st
     assert python(code).split() == ["True", "OFF", "False"]
 
 
+SHOW_MODE = "from gvr_topk.integrations._kit import environment as e; print(e.mode().name, e.options().stats)"
+
+
 def test_parent_to_worker_through_the_environment():
     """The variables TensorRT-LLM forwards are enough: parse in one process, look in another."""
     parent = f"""
@@ -717,20 +698,14 @@ print(json.dumps({{k: v for k, v in os.environ.items() if k.startswith(("TRTLLM"
 """
     forwarded = json.loads(python(parent))
     assert list(forwarded) == ["TRTLLM_GVR_TOPK_YAML"]
-    worker = (
-        "from gvr_topk.integrations._kit import environment as e; print(e.mode().name, e.options().stats)"
-    )
-    assert python(worker, **forwarded).split() == ["ON", "True"]
+    assert python(SHOW_MODE, **forwarded).split() == ["ON", "True"]
 
 
 def test_a_worker_that_was_started_with_the_key_serves_an_engine_without_it():
     """What a worker inherits from its parent is not the user's word: the next engine's arguments count."""
     make = "import sys, pickle, yaml; from tensorrt_llm.llmapi import llm_args; "
     sent = make + f"print(pickle.dumps(llm_args.TorchLlmArgs(model='m', **yaml.safe_load({PLAIN!r}))).hex())"
-    worker = make + "pickle.loads(bytes.fromhex({!r})); "
-    worker += (
-        "from gvr_topk.integrations._kit import environment as e; print(e.mode().name, e.options().stats)"
-    )
+    worker = make + "pickle.loads(bytes.fromhex({!r})); " + SHOW_MODE
     inherited = {"TRTLLM_GVR_TOPK_YAML": '{"enable": true, "options": {"stats": true}}'}
     assert python(worker.format(python(sent).strip()), **inherited).split() == ["OFF", "False"]
 
@@ -778,9 +753,8 @@ def test_an_indexer_of_another_backend_is_said_once_and_stays_theirs(monkeypatch
                 out = torch.full((metadata.num_generations, 16), -7, dtype=torch.int32)
                 lengths = metadata.kv_lens_cuda_runtime[: len(out)]
                 scores = torch.randn(len(out), 160)
-                self.top_k(
-                    scores, out, is_prefill=False, sequence_lengths=lengths, scan_lengths=lengths, next_n=1
-                )
+                named = {"sequence_lengths": lengths, "scan_lengths": lengths}
+                self.top_k(scores, out, is_prefill=False, next_n=1, **named)
                 assert (out >= 0).all()
                 return out
 
@@ -790,10 +764,9 @@ def test_an_indexer_of_another_backend_is_said_once_and_stays_theirs(monkeypatch
         for done in (60, 61, 62):
             engine.step([], [Request(1, 60, 99, seed=1, done=done)])
         assert integration.counters().calls == {("original", "not from the indexer"): 3}
-        said = [
-            line for line in lines_of("warning") if "not in use: a sparse backend of TensorRT-LLM" in line
-        ]
-        assert len(said) == len(lines_of("warning")) == int(asked)
+        said = lines_of("warning")
+        assert len(said) == int(asked)
+        assert all("not in use: a sparse backend of TensorRT-LLM" in line for line in said)
 
 
 @pytest.mark.parametrize("by_name", [False, True])

@@ -51,9 +51,8 @@ def both_ways(monkeypatch, next_n: int, lengths: list[int], steps: int, **option
 def test_compressed_keys_give_the_same_sets(shape, monkeypatch, next_n, ratio):
     """Lengths pass through every remainder, from rows without a single score to rows far above k."""
     with fake_package(shape, topk=8):
-        plain, chosen, engine = both_ways(
-            monkeypatch, next_n, [1, 2, 3, 30, 61, 130], 24, topk=8, max_len=300, compress_ratio=ratio
-        )
+        options = {"topk": 8, "max_len": 300, "compress_ratio": ratio}
+        plain, chosen, engine = both_ways(monkeypatch, next_n, [1, 2, 3, 30, 61, 130], 24, **options)
         assert len(plain) == len(chosen) == 48
         assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
         assert {path for path, _ in integration.counters().calls} == {"gvr_topk"}
@@ -68,9 +67,8 @@ def test_compressed_keys_give_the_same_sets(shape, monkeypatch, next_n, ratio):
 def test_the_k_of_deepseek_v4(shape, monkeypatch, topk, ratio):
     lengths = [ratio * (topk + extra) + 1 for extra in (0, 3, 20)]
     with fake_package(shape, topk=topk):
-        plain, chosen, _ = both_ways(
-            monkeypatch, 1, lengths, 3, topk=topk, layers=1, max_len=4300, compress_ratio=ratio
-        )
+        options = {"topk": topk, "layers": 1, "max_len": 4300, "compress_ratio": ratio}
+        plain, chosen, _ = both_ways(monkeypatch, 1, lengths, 3, **options)
         assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
         assert (chosen[-1] >= 0).all() and chosen[-1].shape == (3, topk)
         assert integration.counters().calls == {("gvr_topk", "hint"): 3}
@@ -114,9 +112,8 @@ def test_lengths_between_which_the_state_is_used_are_those_of_scores(monkeypatch
 @pytest.mark.parametrize("shape", SHAPES)
 def test_layers_that_reuse_a_choice_make_no_call_and_leave_the_state_alone(shape, monkeypatch):
     with fake_package(shape):
-        plain, chosen, engine = both_ways(
-            monkeypatch, 2, [30, 40, 50], 5, layers=6, shared_layers=(1, 2, 4, 5)
-        )
+        options = {"layers": 6, "shared_layers": (1, 2, 4, 5)}
+        plain, chosen, engine = both_ways(monkeypatch, 2, [30, 40, 50], 5, **options)
         assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
         assert integration.counters().calls == {("gvr_topk", "hint"): 10}
         words = state_of(engine).requests.words

@@ -142,19 +142,16 @@ def test_the_state_follows_its_request_when_rows_move(shape, monkeypatch):
 
 def test_positions_follow_their_request_when_rows_move(shape, monkeypatch):
     engine = Engine(hooked(monkeypatch, keep_positions=True))
-    first, second, third = (Request(i, 30, 99, seed=i, done=30) for i in (11, 12, 13))
+    first, second, third = running(11, 12, 13)
     before = {}
     for i, result in enumerate(engine.step([], [first, second, third])):
-        for row, request in zip(result, (first, second, third), strict=True):
-            before[i, request.request_id] = row
+        before |= {(i, request_id): row for request_id, row in zip((11, 12, 13), result, strict=True)}
     for request in (second, third):
         request.done += 1
     # The first request is gone and the others changed rows: each slot must still hold its own positions.
     state = state_of(engine)
-    kept = {
-        r.request_id: state.requests.indices[:, state.requests.slot_of(r.request_id)].clone()
-        for r in (second, third)
-    }
+    slots = {r.request_id: state.requests.slot_of(r.request_id) for r in (second, third)}
+    kept = {request_id: state.requests.indices[:, slot].clone() for request_id, slot in slots.items()}
     for (layer, request_id), row in before.items():
         if request_id in kept:
             assert torch.equal(kept[request_id][layer].sort().values, row)
@@ -163,17 +160,22 @@ def test_positions_follow_their_request_when_rows_move(shape, monkeypatch):
     assert slots == [state.requests.slot_of(13), state.requests.slot_of(12), -1]
 
 
-@pytest.mark.parametrize(("asked", "early"), [("1", True), ("0", False), (None, False)])
-def test_kernels_are_launched_early_where_tensorrt_llm_launches_its_own_so(monkeypatch, asked, early):
-    if asked is None:
-        monkeypatch.delenv("TRTLLM_ENABLE_PDL", raising=False)
-    else:
-        monkeypatch.setenv("TRTLLM_ENABLE_PDL", asked)
+@pytest.mark.parametrize(
+    ("variable", "options", "passed"),
+    [
+        # Kernels are launched early where TensorRT-LLM launches its own so.
+        ("1", {}, {"pdl": True, "max_ctas": 0}),
+        ("0", {}, {"pdl": False}),
+        (None, {"max_ctas": 8}, {"pdl": False, "max_ctas": 8}),
+    ],
+)
+def test_what_reaches_the_op(shape, monkeypatch, variable, options, passed):
+    monkeypatch.delenv("TRTLLM_ENABLE_PDL", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("TRTLLM_ENABLE_PDL", variable)
     given = named_arguments(monkeypatch)
-    with fake_package(SHAPES[0]):
-        Engine(hooked(monkeypatch)).step([], running(11))
-        integration.uninstall()
-    assert [arguments["pdl"] for arguments in given] == [early] * 2
+    Engine(hooked(monkeypatch, **options)).step([], running(11))
+    assert [{name: arguments[name] for name in passed} for arguments in given] == [passed] * 2
 
 
 def test_a_new_request_starts_without_what_another_one_left(shape, monkeypatch):
@@ -186,11 +188,13 @@ def test_a_new_request_starts_without_what_another_one_left(shape, monkeypatch):
     slot = state.requests.slot_of(21)
     seen = []
     original = state.requests.set_rows
-    monkeypatch.setattr(
-        state.requests,
-        "set_rows",
-        lambda *a: (original(*a), seen.append(state.requests.words[:, slot].clone()))[0],
-    )
+
+    def noting(*given):
+        rows = original(*given)
+        seen.append(state.requests.words[:, slot].clone())
+        return rows
+
+    monkeypatch.setattr(state.requests, "set_rows", noting)
     old[1].done += 1
     engine.step([], [old[1], Request(23, 40, 99, seed=23, done=40)])
     assert state.requests.slot_of(21) == -1 and state.requests.slot_of(23) == slot
@@ -290,19 +294,8 @@ def test_the_hooked_call_adds_no_work_of_its_own(shape, monkeypatch, next_n):
     added = [name for name in watch.seen if name not in views | theirs]
     assert added == ["gvr_topk::indexer_topk_decode.usual"]
     engine.step([], requests, next_n=next_n)
-    assert addresses == [
-        state_of(engine).requests.row_slot.data_ptr(),
-        state_of(engine).draft_row_slot.data_ptr(),
-    ]
-
-
-def test_steps_that_skip_the_indexer_are_counted(monkeypatch):
-    with fake_package("trtllm_1_2"):
-        engine = Engine(hooked(monkeypatch))
-        short = Request(71, 4, 99, seed=71, done=5)
-        engine.step([], [short])
-        assert integration.counters().steps["skipped"] == 1
-        assert not integration.counters().calls
+    state = state_of(engine)
+    assert addresses == [state.requests.row_slot.data_ptr(), state.draft_row_slot.data_ptr()]
 
 
 @pytest.mark.parametrize("version", ["trtllm_1_2", "trtllm_1_3_monolith"])
@@ -312,6 +305,7 @@ def test_short_rows_alone_are_said_and_no_evidence(monkeypatch, version):
         short, longer = Request(71, 4, 99, seed=71, done=5), Request(72, 4, 99, seed=72, done=40)
         for _ in range(2):
             engine.step([], [short])
+        assert integration.counters().steps["skipped"] == 2 and not integration.counters().calls
         (line,) = lines_of("info")
         assert "waiting: no row is longer than index_topk = 16 so far" in line
         evidence = read_evidence([line])
@@ -384,13 +378,6 @@ def test_more_draft_tokens_than_rows_are_expected_for(shape, monkeypatch):
         assert rows is None or set(rows.tolist()) == {state.requests.slot_of(7)}
         request.done += 1
     assert integration.counters().calls == {("gvr_topk", "hint"): 4, ("gvr_topk", "no_state"): 2}
-
-
-@pytest.mark.parametrize("cap", [0, 8])
-def test_the_cap_of_the_cluster_size_reaches_the_op(shape, monkeypatch, cap):
-    given = named_arguments(monkeypatch)
-    Engine(hooked(monkeypatch, max_ctas=cap)).step([], running(7))
-    assert [arguments["max_ctas"] for arguments in given] == [cap] * 2
 
 
 def test_more_requests_than_expected_still_give_the_same_sets(shape, monkeypatch):
@@ -499,9 +486,8 @@ def test_arguments_of_their_op_by_position_and_by_name(args, named, k, ratio, na
     passed_on, selected = [], []
 
     class Original:
-        default = SimpleNamespace(
-            _schema=SimpleNamespace(arguments=[SimpleNamespace(name="index_topk", default_value=2048)])
-        )
+        schema = SimpleNamespace(arguments=[SimpleNamespace(name="index_topk", default_value=2048)])
+        default = SimpleNamespace(_schema=schema)
 
         def __call__(self, *args, **kwargs):
             passed_on.append((args, kwargs))
@@ -553,9 +539,8 @@ def test_the_first_calls_are_verified(shape, monkeypatch):
         engine.step([], running(1, done=60))
     assert integration.counters().calls == {("original", "error: Differs"): 4}
     (line,) = lines_of("warning")
-    assert (
-        "fell back: Differs: row 0 of 1: an item is selected twice. TensorRT-LLM's own top-k serves" in line
-    )
+    differs = "fell back: Differs: row 0 of 1: an item is selected twice"
+    assert f"{differs}. TensorRT-LLM's own top-k serves" in line
 
 
 def test_not_asked_for_means_not_used(shape):
@@ -621,9 +606,7 @@ def test_micro_batches_of_a_pipeline_do_not_evict_each_other(shape, monkeypatch,
     """Each of the alternating batches is full, and finds at its next turn what its requests left."""
     engine = Engine(hooked(monkeypatch), max_requests=2, layers=1, pp_size=stages)
     engine.manager.max_batch_size = 2
-    batches = [
-        [Request(i, 30, 99, seed=i, done=30) for i in (100 + 2 * b, 101 + 2 * b)] for b in range(stages)
-    ]
+    batches = [running(100 + 2 * b, 101 + 2 * b) for b in range(stages)]
     for turn in range(3):
         for batch in batches:
             engine.step([], batch)
@@ -634,21 +617,12 @@ def test_micro_batches_of_a_pipeline_do_not_evict_each_other(shape, monkeypatch,
     assert slots.admitted == 2 * stages and (slots.words[:, : 2 * stages, 0] > 48).all()
 
 
-@pytest.mark.parametrize(
-    ("mapping", "alive"),
-    [
-        (None, 1),
-        (SimpleNamespace(), 1),
-        (SimpleNamespace(pp_size=None), 1),
-        (SimpleNamespace(pp_size=1), 1),
-        (SimpleNamespace(pp_size=2), 3),
-    ],
-)
-@pytest.mark.parametrize("owner", ["metadata", "manager"])
-def test_batches_that_are_alive_at_once(mapping, alive, owner):
-    owned, bare = SimpleNamespace(mapping=mapping), SimpleNamespace()
-    metadata, manager = (owned, bare) if owner == "metadata" else (bare, owned)
-    assert hint_state._micro_batches(metadata, manager) == alive
+@pytest.mark.parametrize("mapping", [None, {}, {"pp_size": None}, {"pp_size": 1}, {"pp_size": 2}])
+def test_batches_that_are_alive_at_once(mapping):
+    owned = SimpleNamespace(mapping=None if mapping is None else SimpleNamespace(**mapping))
+    for metadata, manager in ((owned, SimpleNamespace()), (SimpleNamespace(), owned)):
+        alive = 3 if mapping == {"pp_size": 2} else 1
+        assert hint_state._micro_batches(metadata, manager) == alive
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])

@@ -147,13 +147,18 @@ def test_status_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     status = library_status.__wrapped__()
     assert not status.loaded and status.path is None
     assert status.reason.startswith("built without a CUDA compiler")
+    monkeypatch.setenv("GVR_TOPK_LIBRARY_DIR", "")  # which chooses no folder
+    assert Path(str(policy_library.__wrapped__()._name)).parent.name == "lib"
 
 
-def test_status_of_a_package_that_lost_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_lost_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_library_path", lambda name: None)
     status = library_status.__wrapped__()
     assert (status.loaded, status.path) == (False, None)
     assert status.reason == "the package holds no compiled library at all: install it again"
+    monkeypatch.setattr(policy, "policy_library", policy_library.__wrapped__)
+    with pytest.raises(LibraryError, match=r"wanted libgvr_topk_policy\.so beside the package, got none"):
+        policy.can_use_heuristic(length=1, k=1)
 
 
 def test_status_of_a_library_that_does_not_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -192,21 +197,6 @@ def test_a_policy_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_policy_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_functions(path: str) -> object:
-        return object()
-
-    monkeypatch.setattr(library.ctypes, "CDLL", without_functions)
+    monkeypatch.setattr(library.ctypes, "CDLL", lambda path: object())
     with pytest.raises(LibraryError, match=r"libgvr_topk_policy\.so does not load: .*no attribute"):
         policy_library.__wrapped__()
-
-
-def test_an_empty_choice_of_folder_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GVR_TOPK_LIBRARY_DIR", "")
-    assert Path(str(policy_library.__wrapped__()._name)).parent.name == "lib"
-
-
-def test_gate_without_the_policy_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_library_path", lambda name: None)
-    monkeypatch.setattr(policy, "policy_library", policy_library.__wrapped__)
-    with pytest.raises(LibraryError, match=r"wanted libgvr_topk_policy\.so beside the package, got none"):
-        policy.can_use_heuristic(length=1, k=1)

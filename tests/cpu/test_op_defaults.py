@@ -29,15 +29,8 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "blocks": (ops.indexer_topk_blocks, (SCORES, LENGTHS, 2, 3)),
     "in_blocks": (ops.indexer_topk_in_blocks, (SCORES, LENGTHS, BLOCKS, 3)),
 }
-DEFAULTS = {
-    "next_n": 1,
-    "compress_ratio": 1,
-    "block_size": BLOCK_SIZE,
-    "page_size": 0,
-    "max_ctas": 0,
-    "hint_offset": 0,
-    "path": int(Path.AUTO),
-}
+DEFAULTS = {"next_n": 1, "compress_ratio": 1, "block_size": BLOCK_SIZE, "path": int(Path.AUTO)}
+DEFAULTS |= dict.fromkeys(("page_size", "max_ctas", "hint_offset"), 0)
 
 
 @pytest.mark.parametrize("op", sorted(CALLS))
@@ -58,7 +51,7 @@ def numbers(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
-STATE, STATE_WITH_INDICES = (TopkState(2, 3, keep_indices=keep) for keep in (False, True))
+STATE, WITH_INDICES = (TopkState(2, 3, keep_indices=keep) for keep in (False, True))
 USUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({"row_slot": (slots := numbers(2))}, {"row_slot": slots}),
@@ -69,34 +62,26 @@ USUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"clamp_pages": True}, {"flags": FLAG_QUANTILE_GUESS + FLAG_CLAMP_PAGES}),
     ({"drop_masked": True}, {"flags": FLAG_QUANTILE_GUESS + FLAG_DROP_MASKED}),
 ]
+PASSED_ON: dict[str, Any] = {
+    "page_table": numbers(2, 4),
+    "page_size": 8,
+    "slots": numbers(2, 3),
+    "next_state": torch.zeros(2, 4),
+    "counts": numbers(2),
+    "stats": numbers(2, 8),
+    "hint_offset": 1,
+    "max_ctas": 4,
+}
 LESS_USUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (
-        {"state": STATE_WITH_INDICES},
-        {"state": STATE_WITH_INDICES.words, "indices": STATE_WITH_INDICES.indices},
-    ),
+    ({"state": WITH_INDICES}, {"state": WITH_INDICES.words, "indices": WITH_INDICES.indices}),
     ({"path": "no_hint"}, {"path": int(Path.NO_HINT)}),
-    *(
-        ({name: value}, {name: value})
-        for name, value in {
-            "page_table": numbers(2, 4),
-            "page_size": 8,
-            "slots": numbers(2, 3),
-            "next_state": torch.zeros(2, 4),
-            "counts": numbers(2),
-            "stats": numbers(2, 8),
-            "hint_offset": 1,
-            "max_ctas": 4,
-        }.items()
-    ),
+    *(({name: value}, {name: value}) for name, value in PASSED_ON.items()),
 ]
 
 
 @pytest.mark.parametrize(
     ("overload", "options", "changed"),
-    [
-        *(("usual", *each) for each in USUAL),
-        *(("every", *each) for each in LESS_USUAL),
-    ],
+    [*(("usual", *each) for each in USUAL), *(("every", *each) for each in LESS_USUAL)],
     ids=str,
 )
 def test_each_option_arrives_alone(

@@ -163,12 +163,6 @@ def test_no_rows() -> None:
     assert got.shape == (0, 4) and got.dtype == torch.int32
 
 
-# ---------------------------------------------------------------- lengths and counts
-
-
-# ---------------------------------------------------------------- masked scores
-
-
 def test_slots_and_kept_positions_of_dropped_rows_are_those_of_their_items() -> None:
     logits = scores()
     logits[:, 3:] = -INF
@@ -182,12 +176,8 @@ def test_slots_and_kept_positions_of_dropped_rows_are_those_of_their_items() -> 
     # What the next step predicts from, and what is counted, is the k-th value all the same.
     assert kept.words[[0, 3, 1], 0].tolist() == [STATE_MASKED] * 3
     assert (stats[:, StatsColumn.HITS] == torch.tensor([K, K, K, K, -1, K])).all()
-    without = torch.zeros_like(stats)
-    call(
-        logits=logits,
-        state=state(4, torch.full((4, K), 5, dtype=torch.int32), STATE_VALUE_ONLY),
-        stats=without,
-    )
+    without, hint = torch.zeros_like(stats), torch.full((4, K), 5, dtype=torch.int32)
+    call(logits=logits, state=state(4, hint, STATE_VALUE_ONLY), stats=without)
     assert torch.equal(stats, without)
 
 
@@ -306,14 +296,6 @@ def test_a_slot_holds_the_kth_value(row: list[float], left: list[float]) -> None
     assert kept.words.tolist() == [[*left, 0.0, 0.0]]
 
 
-def test_a_repeated_step_hits_with_its_whole_hint() -> None:
-    kept, stats = TopkState(REQUESTS, K), torch.zeros(REQUESTS, 8, dtype=torch.int32)
-    lengths = torch.full((REQUESTS,), WIDTH, dtype=torch.int32)
-    for _ in range(2):
-        gvr_topk.indexer_topk_decode(scores(REQUESTS), lengths, K, state=kept, stats=stats)
-    assert (stats[:, StatsColumn.HITS] == K).all()
-
-
 @pytest.mark.parametrize("path", Path)
 def test_statistics_say_why_the_state_is_used_or_not(path: Path) -> None:
     stats = torch.full((5, 8), 77, dtype=torch.int32)
@@ -374,17 +356,9 @@ def test_statistics_of_clamped_rows_are_those_of_their_lengths() -> None:
     hint = torch.full((1, K), WIDTH - 1, dtype=torch.int32)
     hint[0, 0] = scores(1)[0, : 2 * PAGE].argmax()
     for pages, hits, reason in ((2, 1, HintReason.USED), (0, -1, HintReason.SHORT_ROW)):
-        stats = torch.zeros(1, 8, dtype=torch.int32)
-        gvr_topk.indexer_topk_decode(
-            scores(1),
-            int32(WIDTH),
-            K,
-            state=state(1, hint.clone(), STATE_VALUE_ONLY),
-            stats=stats,
-            page_table=TABLE[:1, :pages],
-            page_size=PAGE,
-            clamp_pages=True,
-        )
+        stats, kept = torch.zeros(1, 8, dtype=torch.int32), state(1, hint.clone(), STATE_VALUE_ONLY)
+        paged = {"page_table": TABLE[:1, :pages], "page_size": PAGE, "clamp_pages": True}
+        gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), K, state=kept, stats=stats, **paged)
         assert stats[0, [StatsColumn.HITS, StatsColumn.REASON]].tolist() == [hits, reason]
 
 
@@ -479,10 +453,6 @@ def test_states_by_row_leave_the_slots_alone() -> None:
             assert left[row].tolist() == [STATE_VALUE_ONLY, float(kth), 0.0, 0.0]
         else:
             assert float(left[row, 0]) == STATE_UNKNOWN
-
-
-def test_states_by_row_need_no_state() -> None:
-    alone, beside = torch.zeros(ROWS, STATE_FLOATS), torch.ones(ROWS, STATE_FLOATS)
+    alone = torch.zeros(ROWS, STATE_FLOATS)  # without a state, rows leave the same
     gvr_topk.indexer_topk_decode(scores(), LENGTHS, K, next_n=NEXT_N, next_state=alone)
-    call(next_state=beside)
-    assert torch.equal(alone, beside) and not torch.equal(alone, torch.zeros_like(alone))
+    assert torch.equal(alone, left)

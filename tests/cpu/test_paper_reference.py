@@ -129,24 +129,6 @@ def test_more_ties_than_capacity_keep_every_greater_element():
     assert result.stats.done == "tie_key"
 
 
-def test_ties_at_the_kth_value_evict_nothing_greater():
-    ties, greater = np.arange(0, 10_000, 100), np.arange(7001, 9001)
-    row = np.full(10_001, -1, dtype=np.float32)
-    row[greater] = 1
-    row[ties] = 0  # most of the ties stand before the greater elements, some among them
-    row[[10_000, *range(9001, 9020)]] = 1
-    assert (np.count_nonzero(row == 1), np.count_nonzero(row == 0)) == (2000, 100)
-    result = topk_row(row, 2048)
-    np.testing.assert_array_equal(result.indices, np.sort(np.r_[np.flatnonzero(row == 1), ties[:48]]))
-
-
-def test_uniform_row_of_180k_is_emitted_once():
-    row = np.random.default_rng(0).random(180_000, dtype=np.float32)
-    result = topk_row(row, 2048)
-    assert len(np.unique(result.indices)) == 2048
-    np.testing.assert_array_equal(result.indices, oracle(row, 2048))
-
-
 def test_zero_plateau_of_a_relu_indexer_takes_three_passes():
     row = np.maximum(np.random.default_rng(0).standard_normal(40_000) - 2.2, 0).astype(np.float32)
     assert 0 < np.count_nonzero(row) < 2048

@@ -34,6 +34,7 @@ from gvr_topk.policy import asks_for_hint, can_use_heuristic, has_code, parse_pa
 PATHS = [path.name.lower() for path in OpPath]
 CLUSTER_SIZES = (1, 2, 4, 8, 16)
 SIZES = "0, 1, 2, 4, 8 or 16"
+WRONG_CAPS = (-1, 3, 5, 32, -(2**31), 2**32 + 8)
 LONG = 70_690
 ROW = {"length": LONG, "k": 2048, "slot": 3, "slots": 8, "min_length": 4096, "max_length": 1 << 17}
 
@@ -88,14 +89,12 @@ def test_every_combination_of_reasons_names_the_first() -> None:
         assert can_use_heuristic(**arguments).code is expected, arguments
 
 
-def test_defaults_allow_every_row_that_is_selected_from() -> None:
+@pytest.mark.parametrize("length", [2, 4095, LONG, MAX_WIDTH])
+def test_defaults_allow_every_row_that_is_selected_from(length: int) -> None:
     """An op's launch has no limits of lengths, so any row above k that knows something uses it."""
-    for length in (2, 4095, LONG, MAX_WIDTH):
-        assert can_use_heuristic(length=length, k=1).allowed
-        assert can_use_heuristic(length=length, k=1).code is HintReason.USED
-    assert can_use_heuristic(length=1, k=1).reason == "short_row"
-    assert can_use_heuristic(length=2, k=1, slot=1).reason == "no_slot"  # there is one slot
-    assert can_use_heuristic(length=2, k=1, slot=1).code is HintReason.NO_SLOT
+    assert can_use_heuristic(length=length, k=1).code is HintReason.USED
+    assert can_use_heuristic(length=1, k=1).code is HintReason.SHORT_ROW
+    assert can_use_heuristic(length=length, k=1, slot=1).code is HintReason.NO_SLOT  # there is one slot
 
 
 @pytest.mark.parametrize(
@@ -235,44 +234,6 @@ def test_plan_takes_the_forced_path(path: str) -> None:
     assert planned.ctas_per_row >= 1 and planned.threads % 32 == 0
 
 
-@pytest.mark.parametrize("ctas", [1, 2, 4, 8, 16])
-def test_plan_takes_the_forced_cluster_size(ctas: int) -> None:
-    assert plan(rows=3, width=100_000, k=2048, path="auto", ctas_per_row=ctas).ctas_per_row == ctas
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"rows": -1}, f"rows: wanted 0 to {MAX_ROWS}, got -1"),
-        ({"rows": MAX_ROWS + 1}, f"rows: wanted 0 to {MAX_ROWS}, got {MAX_ROWS + 1}"),
-        ({"rows": "1"}, "rows: wanted an integer, got '1'"),
-        ({"width": -1}, f"width: wanted 0 to {MAX_WIDTH}, got -1"),
-        ({"width": MAX_WIDTH + 1}, f"width: wanted 0 to {MAX_WIDTH}, got {MAX_WIDTH + 1}"),
-        ({"k": 0}, f"k: wanted 1 to {MAX_WIDTH}, got 0"),
-        ({"k": MAX_WIDTH + 1}, f"k: wanted 1 to {MAX_WIDTH}, got {MAX_WIDTH + 1}"),
-        ({"sm_count": 0}, "sm_count: wanted at least 1, got 0"),
-        ({"arch": 9.0}, "arch: wanted an integer, got 9.0"),
-        ({"arch": 0}, "arch: wanted at least 1, got 0"),
-        *(
-            (
-                {"arch": arch},
-                rf"arch: wanted a GPU that .* code for \(.*\), got compute capability {arch / 10}",
-            )
-            for arch in (80, 89, 110, 130)
-        ),
-        ({"ctas_per_row": 0.5}, "ctas_per_row: wanted an integer, got 0.5"),
-        ({"max_ctas": "8"}, "max_ctas: wanted an integer, got '8'"),
-        ({"dtype": "fp64"}, "dtype: wanted torch.float32, torch.bfloat16 or torch.float16, got 'fp64'"),
-        ({"dtype": torch.int32}, "dtype: wanted .*, got torch.int32"),
-    ],
-)
-def test_plan_names_a_size_or_dtype_that_no_call_has(wrong: dict[str, Any], message: str) -> None:
-    plan(rows=MAX_ROWS, width=MAX_WIDTH, k=MAX_WIDTH, sm_count=1)
-    plan(rows=0, width=0, k=1)
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        plan(**{"rows": 1, "width": 1000, "k": 512} | wrong)
-
-
 @pytest.mark.parametrize(
     ("arch", "held"),
     [
@@ -324,31 +285,6 @@ def test_the_cap_holds_wherever_the_row_fits(cap: int, arch: int) -> None:
             assert planned == free
 
 
-@pytest.mark.parametrize(
-    ("cap", "width", "arch", "ctas"),
-    [(1, 1 << 20, 90, 1), (1, (1 << 20) + 1, 90, 2), (1, MAX_WIDTH, 120, 8), (2, 1 << 20, 120, 4)],
-)
-def test_a_cap_too_small_for_the_width_gives_the_smallest_size(
-    cap: int, width: int, arch: int, ctas: int
-) -> None:
-    assert plan(rows=1, width=width, k=2048, arch=arch, max_ctas=cap).ctas_per_row == ctas
-
-
-def test_the_cap_in_use() -> None:
-    sizes = [plan(rows=1, width=131_072, k=2048, max_ctas=cap).ctas_per_row for cap in (0, *CLUSTER_SIZES)]
-    assert sizes == [16, *CLUSTER_SIZES]
-
-
-def test_a_forced_size_may_reach_the_cap() -> None:
-    for ctas in (4, 8):
-        assert plan(rows=1, width=LONG, k=2048, ctas_per_row=ctas, max_ctas=8).ctas_per_row == ctas
-
-
-@pytest.mark.parametrize(("sm_count", "ctas"), [(8, 4), (16, 8), (32, 16), (66, 16), (132, 16)])
-def test_few_sms_get_small_clusters(sm_count: int, ctas: int) -> None:
-    assert plan(rows=1, width=131_072, k=2048, sm_count=sm_count).ctas_per_row == ctas
-
-
 @pytest.mark.parametrize(("k", "width"), [(MAX_WIDTH, 5000), (2048, LONG), (7, 7), (MAX_WIDTH, MAX_WIDTH)])
 def test_a_row_stages_no_more_than_it_has(k: int, width: int) -> None:
     assert plan(rows=1, width=width, k=k).staged == min(k, width)
@@ -397,11 +333,27 @@ def test_which_kernel_a_plan_launches(asked: dict[str, Any], family: str, values
 
 
 @pytest.mark.parametrize(
-    ("rows", "width", "arch", "ctas"),
-    [(128, 1 << 20, 90, 1), (128, MAX_WIDTH, 90, 2), (128, 1 << 18, 120, 1), (128, 1 << 20, 120, 4)],
+    ("asked", "ctas"),
+    [
+        # A forced size is taken, up to the cap.
+        *(({"rows": 3, "width": 100_000, "ctas_per_row": size}, size) for size in CLUSTER_SIZES),
+        *(({"width": LONG, "ctas_per_row": size, "max_ctas": 8}, size) for size in (4, 8)),
+        # The cap holds, and 0 is none.
+        *(({"width": 131_072, "max_ctas": cap}, cap or 16) for cap in (0, *CLUSTER_SIZES)),
+        # A cap too small for the width gives the smallest size.
+        ({"width": 1 << 20, "max_ctas": 1}, 1),
+        ({"width": (1 << 20) + 1, "max_ctas": 1}, 2),
+        ({"width": MAX_WIDTH, "max_ctas": 1, "arch": 120}, 8),
+        ({"width": 1 << 20, "max_ctas": 2, "arch": 120}, 4),
+        # Few SMs get small clusters.
+        *(({"width": 131_072, "sm_count": sms}, min(16, sms // 2)) for sms in (8, 16, 32, 66, 132)),
+        # Rows that are many get no more than must hold them.
+        *(({"rows": 128, "width": width}, ctas) for width, ctas in ((1 << 20, 1), (MAX_WIDTH, 2))),
+        *(({"rows": 128, "width": 1 << bits, "arch": 120}, ctas) for bits, ctas in ((18, 1), (20, 4))),
+    ],
 )
-def test_a_row_gets_no_more_ctas_than_must_hold_it(rows: int, width: int, arch: int, ctas: int) -> None:
-    assert plan(rows=rows, width=width, k=2048, arch=arch, path="auto").ctas_per_row == ctas
+def test_how_many_ctas_a_row_gets(asked: dict[str, Any], ctas: int) -> None:
+    assert plan(**({"rows": 1, "k": 2048} | asked)).ctas_per_row == ctas
 
 
 def test_more_rows_never_get_more_ctas_each() -> None:
@@ -412,14 +364,36 @@ def test_more_rows_never_get_more_ctas_each() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
+        ({"rows": -1}, f"^rows: wanted 0 to {MAX_ROWS}, got -1$"),
+        ({"rows": MAX_ROWS + 1}, f"^rows: wanted 0 to {MAX_ROWS}, got {MAX_ROWS + 1}$"),
+        ({"rows": "1"}, "^rows: wanted an integer, got '1'$"),
+        ({"width": -1}, f"^width: wanted 0 to {MAX_WIDTH}, got -1$"),
+        ({"width": MAX_WIDTH + 1}, f"^width: wanted 0 to {MAX_WIDTH}, got {MAX_WIDTH + 1}$"),
+        *(({"k": k}, f"^k: wanted 1 to {MAX_WIDTH}, got {k}$") for k in (0, MAX_WIDTH + 1)),
+        ({"sm_count": 0}, "^sm_count: wanted at least 1, got 0$"),
+        ({"sm_count": 2**40}, f"^sm_count: wanted at most {2**31 - 1}, got {2**40}$"),
+        ({"arch": 9.0}, "^arch: wanted an integer, got 9.0$"),
+        ({"arch": 0}, "^arch: wanted at least 1, got 0$"),
+        ({"arch": 2**33}, f"^arch: wanted at most {2**31 - 1}, got {2**33}$"),
+        *(
+            (
+                {"arch": arch},
+                rf"^arch: wanted a GPU that .* code for \(.*\), got compute capability {arch / 10}$",
+            )
+            for arch in (80, 89, 110, 130)
+        ),
+        ({"ctas_per_row": 0.5}, "^ctas_per_row: wanted an integer, got 0.5$"),
+        *(({"max_ctas": cap}, f"^max_ctas: wanted an integer, got {cap!r}$") for cap in ("8", True)),
+        ({"dtype": "fp64"}, "^dtype: wanted torch.float32, torch.bfloat16 or torch.float16, got 'fp64'$"),
+        ({"dtype": torch.int32}, "^dtype: wanted .*, got torch.int32$"),
         *(
             ({"ctas_per_row": ctas}, rf"^ctas_per_row: wanted {SIZES} and enough for width 9000, got {ctas}$")
-            for ctas in (3, -1, 32)
+            for ctas in (3, -1, 32, 2**32 + 4, -(2**32))
         ),
         ({"ctas_per_row": 16, "arch": 120}, r"^ctas_per_row: wanted .* 9000, got 16$"),
         ({"ctas_per_row": 1, "width": MAX_WIDTH}, rf"^ctas_per_row: wanted .* {MAX_WIDTH}, got 1$"),
         ({"ctas_per_row": 8, "max_ctas": 4}, r"^ctas_per_row: wanted at most max_ctas = 4, got 8$"),
-        *(({"max_ctas": cap}, rf"^max_ctas: wanted {SIZES}, got {cap}$") for cap in (-1, 3, 5, 32, -(2**31))),
+        *(({"max_ctas": cap}, rf"^max_ctas: wanted {SIZES}, got {cap}$") for cap in WRONG_CAPS),
         ({"path": "paper_gvr", "k": 100}, r"^k: wanted 512, 1024 or 2048 for path 'paper_gvr', got 100$"),
         (
             {"path": "paper_gvr", "width": 300_000},
@@ -432,6 +406,8 @@ def test_more_rows_never_get_more_ctas_each() -> None:
     ],
 )
 def test_plans_that_cannot_be_planned_say_why(asked: dict[str, Any], message: str) -> None:
+    plan(rows=MAX_ROWS, width=MAX_WIDTH, k=MAX_WIDTH, sm_count=1)
+    plan(rows=0, width=0, k=1)
     with pytest.raises(ValueError, match=message):
         plan(**({"rows": 1, "width": 9000, "k": 2048} | asked))
 

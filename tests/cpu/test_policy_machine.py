@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from gvr_topk import policy
-from gvr_topk.constants import MAX_CLUSTER_SIZE, MAX_WIDTH, PlanProblem
+from gvr_topk.constants import MAX_CLUSTER_SIZE as MOST
+from gvr_topk.constants import MAX_WIDTH, PlanProblem
 from gvr_topk.library import LibraryError, LibraryStatus
 
 LOADED = LibraryStatus(True, "/lib", "loaded")
@@ -98,14 +99,7 @@ def test_a_plan_is_asked_for_with_the_defaults_that_are_said(library: Library) -
 
 @pytest.mark.parametrize(
     ("size", "passed"),
-    [
-        (-(2**40), -1),
-        (-1, -1),
-        (0, 0),
-        (MAX_CLUSTER_SIZE, MAX_CLUSTER_SIZE),
-        (MAX_CLUSTER_SIZE + 1, MAX_CLUSTER_SIZE + 1),
-        (2**40, MAX_CLUSTER_SIZE + 1),
-    ],
+    [(-(2**40), -1), (-1, -1), (0, 0), (MOST, MOST), (MOST + 1, MOST + 1), (2**40, MOST + 1)],
 )
 def test_wrong_sizes_become_the_nearest_wrong_one(library: Library, size: int, passed: int) -> None:
     policy.plan(rows=1, width=5000, k=7, ctas_per_row=size)

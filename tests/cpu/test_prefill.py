@@ -6,7 +6,6 @@ import doctest
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -154,11 +153,6 @@ def test_out_is_written_in_place_and_no_further_than_k() -> None:
     assert (slots[:, K:] == -7).all() and (slots[:, :K] != -7).all()
 
 
-@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
-def test_numpy_integers_are_integers(kind: Callable[[int], Any]) -> None:
-    assert torch.equal(call(k=kind(K), page_size=kind(PAGE)), call())
-
-
 # ---------------------------------------------------------------- offsets, requests and the page table
 
 
@@ -210,12 +204,6 @@ def test_a_window_of_k_scores_is_short() -> None:
 
 
 # ---------------------------------------------------------------- torch.library and torch.compile
-
-
-def test_the_schema_is_that_of_the_arguments() -> None:
-    assert [argument.name for argument in OP._schema.arguments] == list(PrefillArguments._fields)
-    defaults = {a.name: a.default_value for a in OP._schema.arguments if a.has_default_value()}
-    assert defaults == PrefillArguments._field_defaults
 
 
 @pytest.mark.parametrize(

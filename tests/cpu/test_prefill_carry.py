@@ -49,10 +49,8 @@ def in_slices(
         given_: dict[str, Any] = {"carry": kept, "column": begin}
         if end == bounds[-1]:
             out = torch.full((rows, k + 2), -7, dtype=torch.int32)
-            assert (
-                indexer_topk_prefill(logits[:, begin:end], starts, ends, k, **given_, out=out, **options)
-                is out
-            )
+            got = indexer_topk_prefill(logits[:, begin:end], starts, ends, k, **given_, out=out, **options)
+            assert got is out
             assert bool((out[:, k:] == -7).all()) and bool((kept.words[:rows, 0] == 0).all())
             return out[:, :k]
         assert indexer_topk_prefill(logits[:, begin:end], starts, ends, k, **given_) is None
@@ -168,28 +166,16 @@ def test_options_give_what_they_give_for_whole_rows(bounds: list[int], by_reques
 
 @pytest.mark.parametrize("path", ["auto", "radix_rounds"])
 def test_every_argument_reaches_the_op(path: str, launched: list[Any]) -> None:
-    tensors: dict[str, Any] = {
-        name: torch.zeros(1, 1, dtype=torch.int32)
-        for name in (
-            "row_starts",
-            "row_ends",
-            "out",
-            "row_request",
-            "offsets",
-            "counts",
-            "page_table",
-            "slots",
-        )
-    }
+    names = ["row_starts", "row_ends", "out", "row_request", "offsets", "counts", "page_table", "slots"]
+    tensors: dict[str, Any] = {name: torch.zeros(1, 1, dtype=torch.int32) for name in names}
     given_ = {**tensors, "logits": scores(), "k": np.int64(K), "column": np.int32(5), "page_size": 7}
     kept = PrefillCarry(1, 3)
     indexer_topk_prefill(**given_, carry=kept, pdl=True, path=path)
     wanted = PrefillSliceArguments(**given_, carry=kept.words, flags=FLAG_PDL)
     (got,) = launched
-    assert type(got) is PrefillSliceArguments
-    assert [a is b or (not isinstance(b, Tensor) and a == b) for a, b in zip(got, wanted, strict=True)] == [
-        True
-    ] * 14
+    assert type(got) is PrefillSliceArguments and len(got) == 14
+    for name, value, like in zip(got._fields, got, wanted, strict=True):
+        assert value is like or (not isinstance(like, Tensor) and value == like), name
 
 
 @pytest.mark.parametrize(
@@ -229,9 +215,8 @@ def test_rows_that_are_given_up(rows: Any) -> None:
     fresh = torch.zeros(ROWS, dtype=torch.int32)
     got = in_slices(scores(), fresh, fresh + WIDTH, [0, 25, WIDTH], kept)
     wanted = expected(scores(), fresh, fresh + WIDTH, K)
-    assert [a for row, a in enumerate(got.tolist()) if row in emptied] == [
-        a for row, a in enumerate(wanted) if row in emptied
-    ]
+    for row in sorted(emptied & set(range(ROWS))):
+        assert got[row].tolist() == wanted[row], row
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gvr_topk.constants import GuessSource, HintReason, StatsColumn
 from gvr_topk.evaluation import replay as replay_module
 from gvr_topk.evaluation.paper_reference import topk_row
 from gvr_topk.evaluation.replay import StepStats, Variant, replay, summarize, summarize_path
-from gvr_topk.evaluation.trace import ScoreSource, shipped_trace
+from gvr_topk.evaluation.trace import shipped_trace
 
 K = 512
 
@@ -45,10 +45,6 @@ def config(enabled: bool = True, **options: Any):  # type: ignore[no-untyped-def
     return parse_config({"sparse_attention_config": section, "gvr_topk": options})
 
 
-def test_sources_satisfy_the_protocol() -> None:
-    assert isinstance(Rows(), ScoreSource)
-
-
 def test_shipped_trace_hit_ratio_is_the_overlap_of_consecutive_results() -> None:
     trace = shipped_trace()
     result = replay(trace, config(), k=2048, steps=4, paper=True)
@@ -67,7 +63,11 @@ def test_shipped_trace_hit_ratio_is_the_overlap_of_consecutive_results() -> None
 
 
 def test_first_step_has_no_hint_and_is_left_out_of_the_statistics() -> None:
-    result = replay(Rows(steps=3), config(), paper=True)
+    """Progress is told after every step, and threads are given back in the end."""
+    seen: list[int] = []
+    threads = torch.get_num_threads()
+    result = replay(Rows(steps=3), config(), paper=True, on_step=seen.append)
+    assert seen == [1, 2, 3] and torch.get_num_threads() == threads
     assert len(result.selected(0)) == 2
     assert [record.variants[0].hint_valid for record in result.records] == [0, K, K]
     assert len(result.hinted(0)) == 2
@@ -242,18 +242,6 @@ def test_short_rows_are_exact() -> None:
     assert {record.variants[0].done for record in result.records} == {"short"}
 
 
-def test_progress_is_told_after_every_step() -> None:
-    seen: list[int] = []
-    replay(Rows(steps=3), config(), on_step=seen.append)
-    assert seen == [1, 2, 3]
-
-
-def test_threads_are_given_back() -> None:
-    before = torch.get_num_threads()
-    replay(Rows(steps=1), config())
-    assert torch.get_num_threads() == before
-
-
 def _stats(passes: int, candidates: int, snaps: int, hits: int):  # type: ignore[no-untyped-def]
     row = topk_row(np.arange(32, dtype=np.float32), 8, np.arange(16, 24)).stats
     changes = {"passes": passes, "candidates": candidates, "snap_iterations": snaps, "hit_ratio": hits / 8}
@@ -261,15 +249,8 @@ def _stats(passes: int, candidates: int, snaps: int, hits: int):  # type: ignore
 
 
 def test_summary_follows_the_papers_definitions() -> None:
-    rows = [
-        _stats(1, 8, 99, 8),
-        _stats(1, 12, 5, 4),
-        _stats(2, 16, 9, 4),
-        _stats(3, 9, 6, 2),
-        _stats(4, 7, 99, 6),
-        _stats(6, 20, 8, 0),
-    ]
-    summary = summarize(rows)
+    rows = [(1, 8, 99, 8), (1, 12, 5, 4), (2, 16, 9, 4), (3, 9, 6, 2), (4, 7, 99, 6), (6, 20, 8, 0)]
+    summary = summarize([_stats(*row) for row in rows])
     assert summary["rows"] == 6
     assert summary["hit_ratio_mean"] == 0.5
     assert summary["passes_within"] == pytest.approx([2 / 6, 3 / 6, 4 / 6, 5 / 6])
@@ -279,11 +260,8 @@ def test_summary_follows_the_papers_definitions() -> None:
     assert summary["snap_within_5"] == pytest.approx(1 / 4)
     assert summary["snap_within_8"] == pytest.approx(3 / 4)
     assert summary["snap_max"] == 9
-
-
-def test_summary_of_nothing() -> None:
-    summary = summarize([])
-    assert summary["rows"] == 0 and summary["passes_within"] == [None] * 4 and summary["snap_max"] is None
+    nothing = summarize([])
+    assert nothing["rows"] == 0 and nothing["passes_within"] == [None] * 4 and nothing["snap_max"] is None
 
 
 def test_json_is_strict_and_complete() -> None:
@@ -320,9 +298,3 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], text: str) -> None:
 def test_the_least_and_the_most_arguments(k: int, steps: int) -> None:
     result = replay(Rows(n=300), config(), k=k, steps=steps)
     assert result.is_exact and (result.k, len(result.records)) == (k, steps)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
-def test_cuda_without_a_gpu_is_refused() -> None:
-    with pytest.raises(ValueError, match="device: wanted a CUDA device that torch can use, got none"):
-        replay(Rows(), config(), device="cuda")

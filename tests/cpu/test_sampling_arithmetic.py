@@ -34,17 +34,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     if compiler is None:
         pytest.skip("no C++ compiler")
     library = tmp_path_factory.mktemp("arithmetic") / "libarithmetic.so"
-    command = [
-        compiler,
-        "-std=c++17",
-        "-O2",
-        "-ffp-contract=off",
-        "-shared",
-        "-fPIC",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-    ]
+    command = [compiler, "-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC"]
+    command += ["-Wall", "-Wextra", "-Werror"]
     command += [f"-I{ROOT}/cpp/include", f"{ROOT}/tests/cpp/sampling_arithmetic_c.cpp", "-o", str(library)]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr

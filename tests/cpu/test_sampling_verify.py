@@ -159,16 +159,10 @@ def test_drafts_change_no_token(noise: str, dtype: torch.dtype) -> None:
                 slots.append(int(request))
                 positions.append(len(seen))
             starts.append(len(fed))
-        got = verify(
-            torch.stack(logits),
-            torch.tensor(fed, dtype=dtype),
-            STEPS,
-            starts=torch.tensor(starts, dtype=torch.int32),
-            slots=torch.tensor(slots, dtype=torch.int32),
-            positions=torch.tensor(positions),
-            noise=noise,
-            **PARAMETERS,
-        )
+        places = {"positions": torch.tensor(positions)}
+        places |= {"starts": torch.tensor(starts).int(), "slots": torch.tensor(slots).int()}
+        drafts = torch.tensor(fed, dtype=dtype)
+        got = verify(torch.stack(logits), drafts, STEPS, noise=noise, **places, **PARAMETERS)
         assert got.tokens.dtype == torch.int64 and got.lengths.dtype == torch.int32
         for request, new, length in zip(active, got.tokens.tolist(), got.lengths.tolist(), strict=True):
             assert 1 <= length <= STEPS + 1 and new[length:] == [-1] * (STEPS + 1 - length)
@@ -191,6 +185,8 @@ def greedy(drafts: list[int], num_drafts: int, **given: Any) -> tuple[list[list[
 
 STARTS = torch.tensor([0, 2, 2, 5, 6], dtype=torch.int32)
 SLOTS = torch.tensor([0, -1, 0, -1, 0, 0], dtype=torch.int32)
+BEYOND = torch.tensor([-9, -1, 5, 90, 91, 91], dtype=torch.int32)
+RAGGED, NONE = [9, 2, 1, 3, 0, 0], [-1, -1, -1]
 ACCEPTED: list[tuple[str, list[int], int, dict[str, Any], list[list[int]], list[int]]] = [
     ("all", [9, 2, 1, 9, 0, 0], 2, {}, [[2, 1, 3], [0, 0, 5]], [3, 3]),
     ("none", [9, 1, 1, 9, 5, 0], 2, {}, [[2, -1, -1], [0, -1, -1]], [1, 1]),
@@ -198,24 +194,17 @@ ACCEPTED: list[tuple[str, list[int], int, dict[str, Any], list[list[int]], list[
     ("placeholders", [-1, 2, -1, -1, -1, -1], 2, {}, [[2, 1, -1], [0, -1, -1]], [2, 1]),
     ("no drafts", [9] * 6, 0, {}, [[2], [1], [3], [0], [0], [5]], [1] * 6),
     ("more than tokens", [9, 6, 1, 9, 2**40, 0], 2, {}, [[2, -1, -1], [0, -1, -1]], [1, 1]),
-    (
-        "ragged",
-        [9, 2, 1, 3, 0, 0],
-        2,
-        {"starts": STARTS},
-        [[2, 1, -1], [-1, -1, -1], [3, 0, 0], [5, -1, -1]],
-        [2, 0, 3, 1],
-    ),
-    ("fewer columns than rows", [9, 2, 1, 3, 0, 0], 1, {"starts": STARTS[2:]}, [[3, 0], [5, -1]], [2, 1]),
+    ("ragged", RAGGED, 2, {"starts": STARTS}, [[2, 1, -1], NONE, [3, 0, 0], [5, -1, -1]], [2, 0, 3, 1]),
+    ("fewer columns than rows", RAGGED, 1, {"starts": STARTS[2:]}, [[3, 0], [5, -1]], [2, 1]),
     (
         "beyond the rows",
-        [9, 2, 1, 3, 0, 0],
+        RAGGED,
         1,
-        {"starts": torch.tensor([-9, -1, 5, 90, 91, 91], dtype=torch.int32)},
-        [[-1, -1], [-1, -1], [5, -1], [-1, -1], [-1, -1]],
+        {"starts": BEYOND},
+        [*[[-1, -1]] * 2, [5, -1], *[[-1, -1]] * 2],
         [0, 0, 1, 0, 0],
     ),
-    ("skipped", [9, 2, -1, -1, -1, 0], 2, {"slots": SLOTS}, [[2, -1, -1], [-1, -1, -1]], [1, 0]),
+    ("skipped", [9, 2, -1, -1, -1, 0], 2, {"slots": SLOTS}, [[2, -1, -1], NONE], [1, 0]),
     ("no request", [9] * 6, 2, {"starts": STARTS[:1]}, [], []),
 ]
 

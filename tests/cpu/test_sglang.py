@@ -118,9 +118,13 @@ def start(tree: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SGLang]:
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Any:
+    """What has been logged, or those lines that hold a text."""
     caplog.set_level(logging.INFO, logger="gvr_topk.integrations.sglang")
-    return lambda: [
-        record.getMessage().removeprefix(f"gvr_topk in SGLang {VERSION}: ") for record in caplog.records
+    prefix = f"gvr_topk in SGLang {VERSION}: "
+    return lambda part="": [
+        text.removeprefix(prefix)
+        for text in (record.getMessage() for record in caplog.records)
+        if part in text
     ]
 
 
@@ -158,34 +162,43 @@ def slots_of(positions: Tensor, table: Tensor, page_size: int) -> Tensor:
     return result
 
 
-@pytest.mark.parametrize("kind", ["random", "ties", "special"])
-class TestExact:
-    def test_positions(self, serving: SGLang, kind: str) -> None:
-        score, lengths = scores(len(LENGTHS), kind), lengths_of(LENGTHS)
-        got = serving.metadata("PAGED", lengths, fuse=False).topk_transform(score, K)
-        assert torch.equal(got, sorted_topk(score, lengths, K))
+def shifted(positions: Tensor, offsets: Tensor) -> Tensor:
+    return torch.where(positions < 0, -1, positions + offsets[:, None]).to(torch.int32)
 
-    def test_paged_by_position(self, serving: SGLang, kind: str) -> None:
+
+KINDS = pytest.mark.parametrize("kind", ["random", "ties", "special"])
+
+
+@KINDS
+class TestExact:
+    @pytest.fixture
+    def rows(self, kind: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores, lengths and the positions to be selected."""
         score, lengths = scores(len(LENGTHS), kind), lengths_of(LENGTHS)
+        return score, lengths, sorted_topk(score, lengths, K)
+
+    def test_positions(self, serving: SGLang, rows: Any) -> None:
+        score, lengths, positions = rows
+        assert torch.equal(serving.metadata("PAGED", lengths, fuse=False).topk_transform(score, K), positions)
+
+    def test_paged_by_position(self, serving: SGLang, rows: Any) -> None:
+        score, lengths, positions = rows
         table = table_of(len(LENGTHS), WIDTH)
         options = {"v2": False} if serving.tree == "sglang_dsa" else {}
         got = serving.metadata("PAGED", lengths, page_table_1=table, **options).topk_transform(score, K)
-        assert torch.equal(got, slots_of(sorted_topk(score, lengths, K), table, 1))
+        assert torch.equal(got, slots_of(positions, table, 1))
 
-    def test_paged_by_page(self, newer_serving: SGLang, kind: str) -> None:
-        score, lengths = scores(len(LENGTHS), kind), lengths_of(LENGTHS)
+    def test_paged_by_page(self, newer_serving: SGLang, rows: Any) -> None:
+        score, lengths, positions = rows
         table = table_of(len(LENGTHS), WIDTH // PAGE)
         metadata = newer_serving.metadata("PAGED", lengths, real_page_table=table, page_size=PAGE)
-        got = metadata.topk_transform(score, K)
-        assert torch.equal(got, slots_of(sorted_topk(score, lengths, K), table, PAGE))
+        assert torch.equal(metadata.topk_transform(score, K), slots_of(positions, table, PAGE))
 
-    def test_ragged(self, serving: SGLang, kind: str) -> None:
-        score, lengths = scores(len(LENGTHS), kind), lengths_of(LENGTHS)
+    def test_ragged(self, serving: SGLang, rows: Any) -> None:
+        score, lengths, positions = rows
         offsets = torch.arange(len(LENGTHS), dtype=torch.int32) * 1000
         got = serving.metadata("RAGGED", lengths, offsets=offsets).topk_transform(score, K)
-        positions = sorted_topk(score, lengths, K)
-        assert torch.equal(got, torch.where(positions < 0, -1, positions + offsets[:, None]))
-        assert got.dtype == torch.int32
+        assert got.dtype == torch.int32 and torch.equal(got, shifted(positions, offsets))
 
 
 class TestPagedV2:
@@ -210,8 +223,7 @@ class TestPagedV2:
         score, lengths = scores(2), lengths_of([WIDTH, 3])
         offsets, out = torch.tensor([5, 500]), torch.zeros(2, K, dtype=torch.int32)
         newer_serving.v2.topk_transform_ragged_v2(score, lengths, out_offsets=offsets, out_indices=out)
-        positions = sorted_topk(score, lengths, K)
-        assert torch.equal(out, torch.where(positions < 0, -1, positions + offsets[:, None]).to(torch.int32))
+        assert torch.equal(out, shifted(sorted_topk(score, lengths, K), offsets))
 
     def test_the_newest_name(self, newer: SGLang) -> None:
         module = newer.v2
@@ -274,67 +286,63 @@ def window_positions(score: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("kind", ["random", "ties", "special"])
+@KINDS
 class TestPrefill:
     """Rows that begin inside the scores, as prompts have them."""
 
-    def test_positions(self, serving: SGLang, kind: str) -> None:
-        starts, lengths, _ = windows()
+    @pytest.fixture
+    def rows(self, kind: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Scores, starts, lengths, requests and the positions to be selected."""
+        starts, lengths, request = windows()
         score = scores(len(starts), kind)
+        return score, starts, lengths, request, window_positions(score, starts, lengths)
+
+    def test_positions(self, serving: SGLang, rows: Any) -> None:
+        score, starts, lengths, _, positions = rows
         got = serving.metadata("RAGGED", lengths, fuse=False).topk_transform(score, K, ks=starts)
-        assert torch.equal(got, window_positions(score, starts, lengths))
+        assert torch.equal(got, positions)
 
-    def test_ragged(self, serving: SGLang, kind: str) -> None:
-        starts, lengths, request = windows()
-        score, offsets = scores(len(starts), kind), lengths_of([1000, 0, 7])[request.long()]
+    def test_ragged(self, serving: SGLang, rows: Any) -> None:
+        score, starts, lengths, request, positions = rows
+        offsets = lengths_of([1000, 0, 7])[request.long()]
         got = serving.metadata("RAGGED", lengths, offsets=offsets).topk_transform(score, K, ks=starts)
-        positions = window_positions(score, starts, lengths)
-        assert torch.equal(got, torch.where(positions < 0, -1, positions + offsets[:, None]))
-        assert got.dtype == torch.int32
+        assert got.dtype == torch.int32 and torch.equal(got, shifted(positions, offsets))
 
-    def test_ragged_v2(self, newer_serving: SGLang, kind: str) -> None:
-        starts, lengths, _ = windows()
-        score, out = scores(len(starts), kind), torch.zeros(len(starts), K, dtype=torch.int32)
-        newer_serving.v2.topk_transform_ragged_v2(
-            score, lengths, out_offsets=starts, out_indices=out, row_starts=starts
-        )
-        positions = window_positions(score, starts, lengths)
-        assert torch.equal(out, torch.where(positions < 0, -1, positions + starts[:, None]))
+    def test_ragged_v2(self, newer_serving: SGLang, rows: Any) -> None:
+        score, starts, lengths, _, positions = rows
+        out = torch.zeros(len(starts), K, dtype=torch.int32)
+        options = {"out_offsets": starts, "out_indices": out, "row_starts": starts}
+        newer_serving.v2.topk_transform_ragged_v2(score, lengths, **options)
+        assert torch.equal(out, shifted(positions, starts))
 
-    def test_paged(self, serving: SGLang, kind: str) -> None:
+    def test_paged(self, serving: SGLang, rows: Any) -> None:
         """The rows of a prompt share a row of the table, also where each prompt has but one."""
-        starts, lengths, request = windows()
-        score = scores(len(starts), kind)
-        positions = window_positions(score, starts, lengths)
-        for rows, ends, owner in (
+        score, starts, lengths, request, positions = rows
+        for some, ends, owner in (
             (list(range(8)), ENDS, request),
             ([1, 4, 7], [0, 1, 2, 3], lengths_of([0, 1, 2])),
         ):
             table = table_of(3, WIDTH)
             table[1, 5] = -1
-            metadata = serving.metadata(
-                "PAGED", lengths[rows], page_table_1=table, cu_seqlens_q=lengths_of(ends)
-            )
-            got = metadata.topk_transform(score[rows], K, ks=starts[rows])
-            assert torch.equal(got, slots_of(positions[rows], table[owner.long()], 1))
+            tables = {"page_table_1": table, "cu_seqlens_q": lengths_of(ends)}
+            metadata = serving.metadata("PAGED", lengths[some], **tables)
+            got = metadata.topk_transform(score[some], K, ks=starts[some])
+            assert torch.equal(got, slots_of(positions[some], table[owner.long()], 1))
 
     def test_rows_that_share_a_table_row(self, serving: SGLang, kind: str) -> None:
         """Several drafts of a request, as in target verification: their rows begin at the first column."""
         lengths = lengths_of([30, 31, 40])
         score, table = scores(3, kind), table_of(2, WIDTH)
-        metadata = serving.metadata(
-            "PAGED", lengths, page_table_1=table, real_page_table=table, cu_seqlens_q=lengths_of([0, 2, 3])
-        )
-        got = metadata.topk_transform(score, K)
+        tables = {"page_table_1": table, "real_page_table": table, "cu_seqlens_q": lengths_of([0, 2, 3])}
+        got = serving.metadata("PAGED", lengths, **tables).topk_transform(score, K)
         assert torch.equal(got, slots_of(sorted_topk(score, lengths, K), table[[0, 0, 1]], 1))
 
 
 def test_rows_behind_the_last_request_are_empty(serving: SGLang) -> None:
     """A captured graph may have more rows than there are tokens, and requests without a row."""
     score, lengths, table = scores(5), lengths_of([40] * 5), table_of(3, WIDTH)
-    metadata = serving.metadata(
-        "PAGED", lengths, page_table_1=table, real_page_table=table, cu_seqlens_q=lengths_of([0, 2, 2, 4])
-    )
+    tables = {"page_table_1": table, "real_page_table": table, "cu_seqlens_q": lengths_of([0, 2, 2, 4])}
+    metadata = serving.metadata("PAGED", lengths, **tables)
     got = metadata.topk_transform(score, K, ks=torch.zeros_like(lengths))
     expected = slots_of(sorted_topk(score, lengths, K), table[[0, 0, 2, 2, 0]], 1)
     expected[4] = -1
@@ -344,9 +352,7 @@ def test_rows_behind_the_last_request_are_empty(serving: SGLang) -> None:
 class TestLeftToSGLang:
     """What the ops cannot serve is SGLang's own result, with one line for each reason."""
 
-    def test_prefill_without_a_kernel(
-        self, sglang: SGLang, lines: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_prefill_without_a_kernel(self, sglang: SGLang, lines: Any, monkeypatch: Any) -> None:
         def fail(device: torch.device) -> None:
             raise transforms.NotServedError("compute capability 8.0, wanted 9.0 or later")
 
@@ -357,12 +363,10 @@ class TestLeftToSGLang:
         metadata = sglang.metadata("RAGGED", lengths, offsets=starts)
         for _ in range(3):
             got = metadata.topk_transform(score, K, ks=starts)
-        expected = base.chosen(score, lengths, K, starts)
-        assert torch.equal(got, torch.where(expected < 0, -1, expected + starts[:, None]))
+        assert torch.equal(got, shifted(base.chosen(score, lengths, K, starts), starts))
         assert CALLS["fast_topk_transform_ragged_fused"] == 3
-        said = [line for line in lines() if "left to SGLang" in line]
         reason = "compute capability 8.0, wanted 9.0 or later"
-        assert said == [f"fast_topk_transform_ragged_fused left to SGLang: {reason}"]
+        assert lines("left to SGLang") == [f"fast_topk_transform_ragged_fused left to SGLang: {reason}"]
 
     def test_scores_that_the_ops_do_not_take(self, sglang: SGLang, lines: Any) -> None:
         """And nothing is switched off by them."""
@@ -372,13 +376,11 @@ class TestLeftToSGLang:
             got = sglang.kernel.fast_topk_v2(other, lengths, K)
             assert torch.equal(got.sort(1).values, base.chosen(other, lengths, K, None).sort(1).values)
         assert CALLS == {"fast_topk_v2": 2}
-        said = [line for line in lines() if "left to SGLang" in line]
-        assert said[0] == "fast_topk_v2 left to SGLang: scores of torch.float64 with strides (96, 1)"
-        assert said[1] == "fast_topk_v2 left to SGLang: scores of torch.float32 with strides (96, 2)"
+        first, second = lines("left to SGLang")
+        assert first == "fast_topk_v2 left to SGLang: scores of torch.float64 with strides (96, 1)"
+        assert second == "fast_topk_v2 left to SGLang: scores of torch.float32 with strides (96, 2)"
 
-    def test_an_error_switches_one_function_off(
-        self, sglang: SGLang, lines: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_error_switches_one_function_off(self, sglang: SGLang, lines: Any, monkeypatch: Any) -> None:
         def fail(*args: Any, **options: Any) -> Tensor:
             raise RuntimeError("no room\nfor this launch")
 
@@ -392,9 +394,9 @@ class TestLeftToSGLang:
         table = table_of(2, WIDTH)
         sglang.kernel.fast_topk_transform_fused(score, lengths, table, None, K)
         assert CALLS == {"fast_topk_v2": 2}
-        said = [line for line in lines() if "fell back" in line]
         error = "fast_topk_v2: RuntimeError: no room for this launch"
-        assert said == [f"fell back: {error}. SGLang's own fast_topk_v2 top-k serves from now on"]
+        told = f"fell back: {error}. SGLang's own fast_topk_v2 top-k serves from now on"
+        assert lines("fell back") == [told]
 
     def test_unusable_cuda_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
         broken = LibraryStatus(False, None, "not built")
@@ -434,11 +436,8 @@ class TestVerified:
 
         def run() -> list[Tensor]:
             rows = len(LENGTHS)
-            score, lengths, starts = (
-                scores(rows, "ties"),
-                lengths_of(LENGTHS),
-                lengths_of([3, 50, 0, 9, 0, 20, 0]),
-            )
+            score, lengths = scores(rows, "ties"), lengths_of(LENGTHS)
+            starts = lengths_of([3, 50, 0, 9, 0, 20, 0])
             table, pages = table_of(rows, WIDTH), table_of(rows, WIDTH // PAGE)
             windows = torch.minimum(lengths, WIDTH - starts)
             shared = lengths_of([0, 2, 3, 5, rows - 1])
@@ -475,21 +474,19 @@ class TestVerified:
             for got, wanted in zip(results, run(), strict=True):
                 assert torch.equal(got, wanted)
         assert set(calls.values()) == {2} and len(calls) == 5
-        verified = [line for line in lines() if line.startswith("verified 2 calls of ")]
-        assert len(verified) == 5 and calls == CALLS
+        assert len(lines("verified 2 calls of ")) == 5 and calls == CALLS
 
     @pytest.mark.parametrize("op", ["indexer_topk_decode", "indexer_topk_prefill"])
     def test_a_wrong_op_is_noticed(
-        self, newer: SGLang, run: Any, lines: Any, monkeypatch: pytest.MonkeyPatch, op: str
+        self, newer: SGLang, run: Any, lines: Any, monkeypatch: Any, op: str
     ) -> None:
         real = getattr(transforms, op)
         monkeypatch.setattr(transforms, op, lambda *args, **options: real(*args, **options).fill_(0))
         newer.load()
         for _ in range(2):
             run()
-        assert sum("fell back" in line and "Differs: row " in line for line in lines()) == (
-            3 if op == "indexer_topk_decode" else 4
-        )
+        assert len(lines("Differs: row ")) == (3 if op == "indexer_topk_decode" else 4)
+        assert all("fell back" in line for line in lines("Differs: row "))
 
 
 class TestState:
@@ -509,14 +506,11 @@ class TestState:
         monkeypatch.setattr(transforms, "indexer_topk_decode", noting)
         return seen
 
-    def step(
-        self, sglang: SGLang, indexer: Any, batch: Any, rows: int, score: Tensor | None = None
-    ) -> Tensor:
-        lengths = lengths_of([WIDTH] * rows)
-        table = table_of(rows, WIDTH)
+    def step(self, sglang: SGLang, indexer: Any, batch: Any, score: Tensor) -> Tensor:
+        rows = len(score)
         options = {"v2": False} if sglang.tree == "sglang_dsa" else {}
-        metadata = sglang.metadata("PAGED", lengths, page_table_1=table, **options)
-        score = scores(rows) if score is None else score
+        tables = {"page_table_1": table_of(rows, WIDTH), **options}
+        metadata = sglang.metadata("PAGED", lengths_of([WIDTH] * rows), **tables)
         return indexer._get_topk_paged(batch, 0, score, None, metadata)
 
     def test_by_request(self, sglang: SGLang, states: Any) -> None:
@@ -524,7 +518,7 @@ class TestState:
         first, second = sglang.indexer(), sglang.indexer()
         batch = sglang.batch([3, 0, 9])
         for indexer in (first, second):
-            self.step(sglang, indexer, batch, 3)
+            self.step(sglang, indexer, batch, scores(3))
         (state, slots), (other, other_slots) = states
         assert slots == other_slots == [2, -1, 8]  # request 0 is padding
         assert state is not other
@@ -533,14 +527,13 @@ class TestState:
         assert (kept[[2, 8], 0] >= 0).all()
         assert (kept[[0, 1, 3], 0] < 0).all()
         # The same requests in other rows of another batch find what they left.
-        moved = scores(3)[[2, 0, 1]]
-        self.step(sglang, first, sglang.batch([9, 3, 4]), 3, moved)
+        self.step(sglang, first, sglang.batch([9, 3, 4]), scores(3)[[2, 0, 1]])
         assert states[-1][0] is state
         assert states[-1][1] == [8, 2, 3]
         assert torch.equal(state.words[[2, 8]], kept[[2, 8]])
 
     def test_slots_are_computed_once_for_each_pass(
-        self, sglang: SGLang, states: Any, monkeypatch: pytest.MonkeyPatch
+        self, sglang: SGLang, states: Any, monkeypatch: Any
     ) -> None:
         """A batch whose indices change in place, as those of a graph do, is read again in each pass."""
         sglang.load()
@@ -551,7 +544,7 @@ class TestState:
         for indices in ([1, 2], [5, 6]):
             batch.req_pool_indices.copy_(torch.tensor(indices))
             for layer in layers:
-                self.step(sglang, layer, batch, 2)
+                self.step(sglang, layer, batch, scores(2))
         assert [slots for _, slots in states] == [[0, 1]] * 3 + [[4, 5]] * 3
         assert len(passes) == 2
 
@@ -564,13 +557,13 @@ class TestState:
             (sglang.batch([1, 2], spec_info=object()), 2),
             (sglang.batch([1, 2]), 4),
         ):
-            self.step(sglang, indexer, batch, rows)
+            self.step(sglang, indexer, batch, scores(rows))
         assert states == [(None, None)] * 4
 
     def test_none_outside_of_an_indexer(self, sglang: SGLang, states: Any) -> None:
         sglang.load()
         indexer = sglang.indexer()
-        self.step(sglang, indexer, sglang.batch([1]), 1)
+        self.step(sglang, indexer, sglang.batch([1]), scores(1))
         sglang.kernel.fast_topk_v2(scores(1), lengths_of([WIDTH]), K)
         assert [state is None for state, _ in states] == [False, True]
 
@@ -578,7 +571,7 @@ class TestState:
         context: Any = importlib.import_module(row_state.FORWARD_CONTEXT)
         context.POOL = newer.pool
         newer.load()
-        self.step(newer, newer.indexer(), ForwardBatch([4]), 1)
+        self.step(newer, newer.indexer(), ForwardBatch([4]), scores(1))
         state, slots = states[0]
         assert state.slots == newer.pool.size + 1
         assert slots == [3]
@@ -587,9 +580,9 @@ class TestState:
         importlib.import_module(row_state.FORWARD_CONTEXT)
         newer.load()
         for _ in range(2):
-            self.step(newer, newer.indexer(), ForwardBatch([4]), 1)
+            self.step(newer, newer.indexer(), ForwardBatch([4]), scores(1))
         assert states == [(None, None)] * 2
-        assert sum("without state from now on" in line for line in lines()) == 1
+        assert len(lines("without state from now on")) == 1
 
     def test_nothing_is_allocated_during_a_capture(self) -> None:
         requests = row_state.Requests(lambda level, line: None)
@@ -612,10 +605,9 @@ class TestState:
         indexer = sglang.indexer()
         with pytest.raises(AttributeError):
             indexer._get_topk_paged(sglang.batch([1]), 0, scores(1), None, None)
+        named = {"forward_batch": sglang.batch([1]), "layer_id": 0, "q_fp8": scores(1)}
         with pytest.raises(AttributeError):
-            indexer._get_topk_paged(
-                forward_batch=sglang.batch([1]), layer_id=0, q_fp8=scores(1), weights=None, metadata=None
-            )
+            indexer._get_topk_paged(**named, weights=None, metadata=None)
         assert sglang.kernel.fast_topk_v2(scores(1), lengths_of([WIDTH]), K).shape == (1, K)
 
 
@@ -624,11 +616,11 @@ class TestRegistration:
         sglang.load()
         for _ in range(2):
             sglang.kernel.fast_topk_v2(scores(1), lengths_of([WIDTH]), K)
-        assert [line for line in lines() if line.startswith("on")] == ["on: fast_topk_v2"]
+        assert lines("on: ") == ["on: fast_topk_v2"]
 
     def test_older_versions_lack_the_newer_functions(self, sglang: SGLang, lines: Any) -> None:
         sglang.load()
-        lacking = [line.split(" ")[0] for line in lines() if "not hooked" in line]
+        lacking = [line.split(" ")[0] for line in lines("not hooked")]
         newer = ["topk_transform_512_v2", "topk_transform_ragged_v2"]
         assert lacking == ([] if sglang.tree == "sglang_dsa" else newer)
 
@@ -644,13 +636,7 @@ class TestRegistration:
         ],
     )
     def test_asked_for_and_known(
-        self,
-        sglang: SGLang,
-        lines: Any,
-        monkeypatch: pytest.MonkeyPatch,
-        variables: dict[str, str],
-        version: str,
-        line: str,
+        self, sglang: SGLang, lines: Any, monkeypatch: Any, variables: dict[str, str], version: str, line: str
     ) -> None:
         """It is off unless it is asked for, because it has not run inside SGLang."""
         monkeypatch.delenv(ASKED)
@@ -668,8 +654,7 @@ class TestRegistration:
     def test_missing_function(self, sglang: SGLang, lines: Any) -> None:
         del sglang.kernel.fast_topk_transform_fused
         sglang.load()
-        said = [line for line in lines() if line.startswith("fast_topk_transform_fused not hooked")]
-        assert len(said) == 1
+        assert len(lines("fast_topk_transform_fused not hooked")) == 1
         sglang.kernel.fast_topk_v2(scores(1), lengths_of([WIDTH]), K)
         assert not CALLS
 
@@ -683,7 +668,7 @@ class TestRegistration:
         sglang.kernel.fast_topk_transform_fused = type  # type: ignore[attr-defined]
         sglang.load()
         assert sglang.kernel.fast_topk_v2(None, None, K) == "theirs"
-        one, none = [line for line in lines() if line.startswith("fast_topk") and "not hooked" in line]
+        one, none = [line for line in lines("not hooked") if line.startswith("fast_topk")]
         known, found = "score, lengths, topk, row_starts", "score, lengths, topk, row_starts, sinks"
         assert one == f"fast_topk_v2 not hooked: sgl_kernel.fast_topk_v2: wanted ({known}), got ({found})"
         assert none.startswith("fast_topk_transform_fused not hooked: no signature found")
@@ -694,7 +679,7 @@ class TestRegistration:
         broken.write_text("raise OSError('libdeep_gemm.so: cannot open shared object file')\n")
         importlib.import_module("sglang.srt.layers.attention.dsa").__path__ = [str(tmp_path)]
         newer.load()
-        assert sum("libdeep_gemm.so" in line for line in lines()) == 1
+        assert len(lines("libdeep_gemm.so")) == 1
         newer.kernel.fast_topk_v2(scores(1), lengths_of([WIDTH]), K)
         assert not CALLS
 
@@ -703,13 +688,6 @@ class TestRegistration:
         register()
         assert len(lines()) == 1
         assert lines()[0].startswith("not active: ModuleNotFoundError")
-
-    def test_the_entry_point_is_declared(self) -> None:
-        text = (FAKES.parents[1] / "pyproject.toml").read_text()
-        assert (
-            '[project.entry-points."sglang.srt.plugins"]\ngvr_topk = "gvr_topk.integrations.sglang:register"'
-            in text
-        )
 
 
 def test_doctor_is_told_what_would_happen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -60,9 +61,12 @@ def test_memory_of_a_slot() -> None:
 
 
 def test_it_lies_where_it_is_asked_for() -> None:
-    state = TopkState(SLOTS, K, "meta")
-    assert state.indices is not None
-    assert state.words.device.type == state.indices.device.type == "meta"
+    """The default device does not count."""
+    for given, device in (("meta", "cpu"), ("cpu", "meta")):
+        with torch.device(given):
+            state = TopkState(SLOTS, K, device) if device == "meta" else TopkState(SLOTS, K)
+        assert state.indices is not None
+        assert state.words.device.type == state.indices.device.type == device
 
 
 @pytest.mark.parametrize(
@@ -151,30 +155,21 @@ def test_bad_sizes_are_named(slots: int, k: int, message: str) -> None:
 
 
 def test_devices_and_flags_are_named() -> None:
-    for device in ("nope", None, 1.5):
-        wanted = "device: wanted a torch.device or the name of one"
-        with pytest.raises(ValueError, match=rf"^gvr_topk\.TopkState: {wanted}, got {device!r}$"):
-            TopkState(1, 1, device)  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match=r"^gvr_topk\.TopkState: keep_indices: wanted true or false, got 'no'$"
+    wanted = "device: wanted a torch.device or the name of one"
+    for options, said in (
+        *(({"device": device}, f"{wanted}, got {device!r}") for device in ("nope", None, 1.5)),
+        ({"keep_indices": "no"}, "keep_indices: wanted true or false, got 'no'"),
     ):
-        TopkState(1, 1, keep_indices="no")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=rf"^gvr_topk\.TopkState: {said}$"):
+            TopkState(1, 1, **options)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch has a GPU")
-@pytest.mark.parametrize(
-    "make", [lambda: TopkState(1, 8, "cuda"), lambda: RequestSlots(1, 1, 8, device="cuda")]
-)
-def test_a_device_that_torch_lacks_is_named(make: Callable[[], object]) -> None:
-    with pytest.raises(
-        ValueError, match=r"^gvr_topk\.\w+: device: wanted a device that torch can .*, got 'cuda': "
-    ):
-        make()
-
-
-def test_the_default_device_does_not_count() -> None:
-    with torch.device("meta"):
-        assert TopkState(1, 1).words.device.type == "cpu"
+@pytest.mark.parametrize("make", [TopkState, functools.partial(RequestSlots, 1)])
+def test_a_device_that_torch_lacks_is_named(make: Callable[..., object]) -> None:
+    wanted = "device: wanted a device that torch can .*, got 'cuda': "
+    with pytest.raises(ValueError, match=rf"^gvr_topk\.\w+: {wanted}"):
+        make(1, 8, device="cuda")
 
 
 @pytest.mark.parametrize(
@@ -268,15 +263,9 @@ def test_no_requests_and_shapes_that_do_not_belong_together() -> None:
     state.accept(left(0, 2), nothing, nothing)
     assert (state.words == 70.0).all()
     two = torch.tensor([0, 1])
-    with pytest.raises(
-        ValueError, match=r"^gvr_topk\.TopkState\.accept: accepted: wanted shape \[2\], got \[1\]$"
-    ):
-        state.accept(left(2, 2), two, two[:1])
-    with pytest.raises(
-        ValueError, match=r"^gvr_topk\.TopkState\.accept: next_state: wanted a multiple of 2 rows, got 3$"
-    ):
-        state.accept(left(3, 1), two, two)
     for name, wrong, said in (
+        ("accepted", two[:1], r"shape \[2\], got \[1\]"),
+        ("next_state", left(3, 1), "a multiple of 2 rows, got 3"),
         ("next_state", [1.0], "a Tensor, got list"),
         ("next_state", left(2, 2)[0], r"shape \[any, 4\], got \[4\]"),
         ("next_state", left(2, 2)[:, :3], r"shape \[any, 4\], got \[4, 3\]"),

@@ -11,12 +11,7 @@ import pytest
 from scipy import stats
 
 from gvr_topk.evaluation.paper_reference import CAPACITY
-from gvr_topk.evaluation.synthetic import (
-    LAYERS,
-    LayerGenerator,
-    adversarial_hints,
-    adversarial_rows,
-)
+from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_hints, adversarial_rows
 
 N, K = 70_690, 2048
 

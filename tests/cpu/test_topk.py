@@ -270,7 +270,11 @@ def test_index_dtype_and_outputs() -> None:
 
 
 ROWS = torch.zeros(3, 40)
-REAL = "float64 or float32 or bfloat16 or float16 or uint8 or int8 or int16 or int32 or int64"
+MANY = ROWS[:1, :1].expand(1, (1 << 31) + 1)
+INTEGERS = "uint8 or int8 or int16 or int32 or int64"
+REAL = f"input: wanted dtype float64 or float32 or bfloat16 or float16 or {INTEGERS}"
+DTYPE = "topk: index_dtype: wanted torch.int64"
+COLUMNS = torch.zeros(40, 3, dtype=torch.bool).T
 VALUES, INDICES = torch.zeros(3, 5), torch.zeros(3, 5, dtype=torch.int64)
 
 
@@ -279,18 +283,13 @@ VALUES, INDICES = torch.zeros(3, 5), torch.zeros(3, 5, dtype=torch.int64)
     [
         (lambda: topk([1.0], 1), "topk: input: wanted a Tensor, got list"),
         (lambda: topk(ROWS.to_sparse(), 1), "topk: input: wanted a dense tensor, got sparse_coo"),
-        *(
-            (
-                lambda call=call, dtype=dtype: call(ROWS.to(dtype), 1),
-                f"{call.__name__}: input: wanted dtype {REAL}, got {str(dtype).removeprefix('torch.')}",
-            )
-            for call, dtype in (
-                (topk, torch.bool),
-                (kth_value, torch.complex64),
-                (topk_threshold, torch.float8_e4m3fn),
-                (topk_mask, torch.uint16),
-            )
+        (lambda: topk(ROWS > 0, 1), f"topk: {REAL}, got bool"),
+        (lambda: kth_value(ROWS.to(torch.complex64), 1), f"kth_value: {REAL}, got complex64"),
+        (
+            lambda: topk_threshold(ROWS.to(torch.float8_e4m3fn), 1),
+            f"topk_threshold: {REAL}, got float8_e4m3fn",
         ),
+        (lambda: topk_mask(ROWS.to(torch.uint16), 1), f"topk_mask: {REAL}, got uint16"),
         (lambda: topk(ROWS, 41), "topk: k: wanted 0 to 40, got 41"),
         (lambda: topk(ROWS, 4, 0), "topk: k: wanted 0 to 3, got 4"),
         (lambda: topk(ROWS, -1), "topk: k: wanted 0 to 40, got -1"),
@@ -299,13 +298,10 @@ VALUES, INDICES = torch.zeros(3, 5), torch.zeros(3, 5, dtype=torch.int64)
         (lambda: topk(ROWS, 1, 1.0), "topk: dim: wanted an integer, got 1.0"),
         (lambda: topk(ROWS, 1, largest=1), "topk: largest: wanted true or false, got 1"),
         (lambda: topk(ROWS, 1, sorted="no"), "topk: sorted: wanted true or false, got 'no'"),
+        (lambda: topk(ROWS, 1, index_dtype=torch.int16), f"{DTYPE} or torch.int32, got torch.int16"),
         (
-            lambda: topk(ROWS, 1, index_dtype=torch.int16),
-            "topk: index_dtype: wanted torch.int64 or torch.int32, got torch.int16",
-        ),
-        (
-            lambda: topk(ROWS[:1, :1].expand(1, (1 << 31) + 1), 1, index_dtype=torch.int32),
-            "topk: index_dtype: wanted torch.int64 for more than 2**31 elements, got torch.int32",
+            lambda: topk(MANY, 1, index_dtype=torch.int32),
+            f"{DTYPE} for more than 2**31 elements, got torch.int32",
         ),
         (lambda: topk(ROWS, 5, out=VALUES), "topk: out: wanted a tuple of values and indices, got Tensor"),
         (lambda: topk(ROWS, 5, out=(VALUES,)), "topk: out: wanted a tuple of values and indices, got tuple"),
@@ -326,7 +322,7 @@ VALUES, INDICES = torch.zeros(3, 5), torch.zeros(3, 5, dtype=torch.int64)
         (lambda: topk_mask(ROWS, 1, out=ROWS), "topk_mask: out: wanted dtype bool, got float32"),
         (lambda: topk_mask(ROWS, 1, out=ROWS[0] > 0), "topk_mask: out: wanted shape [3, 40], got [40]"),
         (
-            lambda: topk_mask(ROWS, 1, out=torch.zeros(40, 3, dtype=torch.bool).T),
+            lambda: topk_mask(ROWS, 1, out=COLUMNS),
             "topk_mask: out: wanted contiguous rows, got strides (1, 3)",
         ),
     ],
@@ -336,16 +332,16 @@ def test_wrong_calls(call: Callable[[], Any], message: str) -> None:
         call()
 
 
+@pytest.mark.parametrize("call", [topk, kth_value, topk_threshold, topk_mask])
+def test_a_dimension_that_is_not_there(call: Callable[..., Any]) -> None:
+    for dim in (2, -3):
+        with pytest.raises(IndexError, match="Dimension out of range"):
+            call(ROWS, 1, dim)
+
+
 def test_examples_of_the_docstrings() -> None:
     failed, run = doctest.testmod(torch_topk, extraglobs={"torch": torch})
     assert (failed, run) == (0, 4)
-
-
-def test_a_dimension_that_is_not_there() -> None:
-    for call in (topk, kth_value, topk_threshold, topk_mask):
-        for dim in (2, -3):
-            with pytest.raises(IndexError, match="Dimension out of range"):
-                call(ROWS, 1, dim)
 
 
 # ---------------------------------------------------------------- torch.topk

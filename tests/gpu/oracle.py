@@ -41,7 +41,7 @@ def place(rows: Tensor, *, pad: int = 0, shift: int = 0) -> Tensor:
 
 def run(logits: Tensor, lengths: Tensor, k: int, **arguments: Any) -> Tensor:
     """Call the op on a poisoned output with guard columns, and check that the guards survive."""
-    out = torch.full((logits.shape[0], k + 3), POISON, dtype=torch.int32, device="cuda")
+    out = poisoned(logits.shape[0], k + 3)
     indexer_topk_decode(logits, lengths, k, out=out, **arguments)
     assert bool((out[:, k:] == POISON).all()), "wrote past column k"
     return out[:, :k]
@@ -77,7 +77,7 @@ def call(
 
 def run_forced(logits: Tensor, lengths: Tensor, k: int, ctas: int, **arguments: Any) -> Tensor:
     """As `run`, with so many CTAs for each row; 0 follows the plan."""
-    out = torch.full((logits.shape[0], k + 3), POISON, dtype=torch.int32, device="cuda")
+    out = poisoned(logits.shape[0], k + 3)
     launch(call(logits, lengths, out, k=k, ctas_per_row=ctas, **arguments))
     assert bool((out[:, k:] == POISON).all()), "wrote past column k"
     return out[:, :k]
@@ -99,6 +99,29 @@ def wrong_dropped_rows(got: Tensor, logits: Tensor, lengths: Tensor, k: int, nex
     """As `wrong_rows`, of a call that drops masked columns."""
     wanted = drop_masked(logits, exact_topk(logits, visible_lengths(logits, lengths, next_n), k))
     return torch.nonzero((got != wanted).any(dim=1)).flatten().tolist()
+
+
+def exact(
+    logits: Tensor,
+    lengths: Tensor,
+    k: int,
+    *,
+    ctas: int | None = None,
+    names: list[str] | None = None,
+    said: object = "",
+    **arguments: Any,
+) -> Tensor:
+    """Call the op, with so many CTAs for each row if they are given, and compare with the contract.
+
+    A failure lists the rows that are wrong, by their `names` if they have some, and shows what is `said`.
+    """
+    if ctas is None:
+        got = run(logits, lengths, k, **arguments)
+    else:
+        got = run_forced(logits, lengths, k, ctas, **arguments)
+    wrong = wrong_rows(got, logits, lengths, k, arguments.get("next_n", 1))
+    assert [row if names is None else names[row % len(names)] for row in wrong] == [], said
+    return got
 
 
 def words(
@@ -137,6 +160,11 @@ def columns(stats: Tensor) -> dict[StatsColumn, list[int]]:
     return {column: stats[:, column].tolist() for column in StatsColumn}
 
 
+def poisoned(*shape: int) -> Tensor:
+    """Integers that no call leaves."""
+    return torch.full(shape, POISON, dtype=torch.int32, device="cuda")
+
+
 def full_lengths(logits: Tensor) -> Tensor:
     """Every row visible to its end."""
     return torch.full((logits.shape[0],), logits.shape[1], dtype=torch.int32, device="cuda")
@@ -152,7 +180,7 @@ SORTED_AT_ONCE = 1 << 24
 def guarded(rows: int, columns: int, gap: int = 3) -> tuple[Tensor, Tensor]:
     """A poisoned buffer, and `rows` of `columns` within it, with guard words around and between them."""
     pitch = columns + gap
-    buffer = torch.full((rows * pitch + 2 * GUARD_WORDS,), POISON, dtype=torch.int32, device="cuda")
+    buffer = poisoned(rows * pitch + 2 * GUARD_WORDS)
     inner = buffer[GUARD_WORDS : GUARD_WORDS + rows * pitch].view(rows, pitch)[:, :columns]
     return buffer, inner
 

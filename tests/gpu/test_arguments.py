@@ -11,11 +11,25 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import ANY_K, PATHS, call, full_lengths, new_state, run, visible_lengths, wrong_rows
+from contents import int32
+from launches import skip_unserved
+from oracle import (
+    ANY_K,
+    PATHS,
+    POISON,
+    call,
+    exact,
+    full_lengths,
+    new_state,
+    poisoned,
+    run,
+    visible_lengths,
+    wrong_rows,
+)
 from torch import Tensor
 
 import gvr_topk
-from gvr_topk.constants import FLAG_CLAMP_PAGES, MAX_WIDTH, PAPER_MAX_WIDTH
+from gvr_topk.constants import FLAG_CLAMP_PAGES, MAX_WIDTH
 from gvr_topk.contract import DTYPES
 from gvr_topk.cpu import to_slots
 from gvr_topk.ops import launch
@@ -31,10 +45,6 @@ def normal(rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(rows, width, device="cuda", generator=generator).to(dtype)
 
 
-def int32(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32, device="cuda")
-
-
 # ---------------------------------------------------------------- k and lengths
 
 
@@ -44,8 +54,7 @@ def test_the_largest_k_at_narrow_widths(width: int, path: str) -> None:
     logits = normal(2, width)
     lengths = int32(width, width // 2)
     state = new_state(2, MAX_WIDTH, keep_indices=True)
-    got = run(logits, lengths, MAX_WIDTH, path=path, state=state)
-    assert wrong_rows(got, logits, lengths, MAX_WIDTH) == []
+    got = exact(logits, lengths, MAX_WIDTH, path=path, state=state)
     assert torch.equal(state.indices, got)
 
 
@@ -53,7 +62,7 @@ def test_the_largest_k_at_narrow_widths(width: int, path: str) -> None:
 def test_k_around_the_width(k: int) -> None:
     logits = normal(3, 5000)
     lengths = full_lengths(logits)
-    assert wrong_rows(run(logits, lengths, k), logits, lengths, k) == []
+    exact(logits, lengths, k)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -63,8 +72,7 @@ def test_the_smallest_length_selects_nothing(width: int, next_n: int, path: str)
     logits = normal(2 * next_n, width)
     for lengths in (int32(INT_MIN, INT_MIN + 1), int32(INT_MIN, width), int32(-1, 0)):
         state = new_state(2, 2048, keep_indices=True)
-        got = run(logits, lengths, 2048, next_n=next_n, path=path, state=state)
-        assert wrong_rows(got, logits, lengths, 2048, next_n) == []
+        got = exact(logits, lengths, 2048, next_n=next_n, path=path, state=state)
         assert bool((got[:next_n] == -1).all())
 
 
@@ -73,8 +81,7 @@ def test_rows_of_scores_may_overlap(path: str) -> None:
     row = normal(1, 20_001)
     for logits in (row.expand(5, -1), row[0].as_strided((5, 19_000), (1, 1))):
         lengths = full_lengths(logits)
-        got = run(logits, lengths, 2048, path=path)
-        assert wrong_rows(got, logits, lengths, 2048) == []
+        exact(logits, lengths, 2048, path=path)
 
 
 # ---------------------------------------------------------------- page tables
@@ -95,23 +102,21 @@ TABLES = {
 @pytest.mark.parametrize("width", [900, 5000, 20_001, 300_001])
 @pytest.mark.parametrize("name", TABLES)
 def test_page_tables_at_their_limits(name: str, width: int, path: str) -> None:
-    if path == "paper_gvr" and width > PAPER_MAX_WIDTH:
-        pytest.skip("the paper's kernel has no such width")
+    skip_unserved(path, width)
     make, page_size = TABLES[name]
     table = make(-(-width // page_size)).to(torch.int32).to("cuda")
     logits, k = normal(4, width), 1024
     lengths = int32(width, 700)
     state = new_state(2, k, keep_indices=True)
-    slots = torch.full((4, k + 1), -7, dtype=torch.int32, device="cuda")
+    slots = poisoned(4, k + 1)
     asked = {"next_n": 2, "path": path, "page_table": table, "page_size": page_size}
-    positions = run(logits, lengths, k, next_n=2, path=path)
-    assert wrong_rows(positions, logits, lengths, k, 2) == []
+    positions = exact(logits, lengths, k, next_n=2, path=path)
     wanted = to_slots(positions, table, page_size, 2)
     assert torch.equal(run(logits, lengths, k, state=state, **asked), wanted)
     assert torch.equal(state.indices, positions[1::2])  # the state keeps positions
     beside = run(logits, lengths, k, slots=slots, **asked)
     assert torch.equal(beside, positions)
-    assert torch.equal(slots[:, :k], wanted) and bool((slots[:, k] == -7).all())
+    assert torch.equal(slots[:, :k], wanted) and bool((slots[:, k] == POISON).all())
 
 
 COVERED = {
@@ -134,8 +139,7 @@ def test_clamped_rows_end_where_the_table_does(name: str, width: int, path: str)
     pages, page_size = COVERED[name]
     pages = width // (2 * page_size) if pages is None else pages
     covered = min(width, pages * page_size)
-    if path == "paper_gvr" and covered > PAPER_MAX_WIDTH:
-        pytest.skip("the paper's kernel has no such width")
+    skip_unserved(path, covered)
     table = torch.arange(2 * pages, device="cuda").remainder(1000).to(torch.int32).reshape(2, pages)
     logits, k = normal(4, width), 1024
     logits[:, covered:] = torch.inf  # what a row that is not limited would select
@@ -143,24 +147,13 @@ def test_clamped_rows_end_where_the_table_does(name: str, width: int, path: str)
     limited = visible_lengths(logits, lengths, 2).clamp(0, covered).to(torch.int32)
     state = new_state(2, k, keep_indices=True)
     for _ in range(3):
-        slots = torch.full((4, k + 1), -7, dtype=torch.int32, device="cuda")
-        counts = torch.full((4,), -7, dtype=torch.int32, device="cuda")
-        positions = run(
-            logits,
-            lengths,
-            k,
-            next_n=2,
-            path=path,
-            page_table=table,
-            page_size=page_size,
-            clamp_pages=True,
-            slots=slots,
-            counts=counts,
-            state=state,
-        )
+        slots = poisoned(4, k + 1)
+        counts = poisoned(4)
+        paged = {"page_table": table, "page_size": page_size, "clamp_pages": True, "slots": slots}
+        positions = run(logits, lengths, k, next_n=2, path=path, counts=counts, state=state, **paged)
         assert wrong_rows(positions, logits, limited, k, 2) == []
         assert torch.equal(slots[:, :k], to_slots(positions, table, page_size, 2))
-        assert bool((slots[:, k] == -7).all())
+        assert bool((slots[:, k] == POISON).all())
         assert torch.equal(counts, limited.clamp(max=k))
         assert torch.equal(state.indices, positions[1::2])
 
@@ -169,7 +162,7 @@ def test_clamped_rows_end_where_the_table_does(name: str, width: int, path: str)
 @pytest.mark.parametrize("ctas", [1, 4, 16])
 def test_clamped_rows_of_forced_sizes(ctas: int, dtype: torch.dtype) -> None:
     """Clusters that the columns of the table would not need, down to none."""
-    logits, out = normal(2, 131_072, dtype), torch.full((2, 512), -7, dtype=torch.int32, device="cuda")
+    logits, out = normal(2, 131_072, dtype), poisoned(2, 512)
     for pages in (0, 1, 9, 300, 2048, 4096):
         table, slots = torch.zeros(2, pages, dtype=torch.int32, device="cuda"), torch.empty_like(out)
         options = {"ctas_per_row": ctas, "page_table": table, "page_size": 64, "slots": slots}
@@ -191,10 +184,8 @@ def test_a_cap_changes_no_result(cap: int, width: int, dtype: torch.dtype) -> No
     lengths = full_lengths(logits)
     state = new_state(rows, 2048)
     for _ in range(2):  # without a hint and with one
-        got = run(logits, lengths, 2048, max_ctas=cap, state=state)
-        assert wrong_rows(got, logits, lengths, 2048) == []
-    got = run(logits, lengths, 3000, max_ctas=cap, path="radix_rounds")
-    assert wrong_rows(got, logits, lengths, 3000) == []
+        exact(logits, lengths, 2048, max_ctas=cap, state=state)
+    exact(logits, lengths, 3000, max_ctas=cap, path="radix_rounds")
 
 
 # ---------------------------------------------------------------- capture and green contexts
@@ -255,7 +246,7 @@ def test_exact_in_green_contexts(sms: int, width: int) -> None:
     rows = 3
     logits = normal(rows, width)
     lengths = full_lengths(logits)
-    outs = torch.full((4, rows, 2048), -7, dtype=torch.int32, device="cuda")
+    outs = poisoned(4, rows, 2048)
     state = new_state(rows, 2048)
     with inside(green_context(sms)):
         before = current_context()
@@ -264,7 +255,7 @@ def test_exact_in_green_contexts(sms: int, width: int) -> None:
             assert current_context() == before  # a call leaves its caller where it was
     for out, count in zip(outs, (rows, rows, 1, 1), strict=True):
         assert wrong_rows(out[:count], logits[:count], lengths[:count], 2048) == []
-        assert bool((out[count:] == -7).all())
+        assert bool((out[count:] == POISON).all())
 
 
 @pytest.mark.parametrize("width", [20_001, 131_072])
@@ -274,7 +265,7 @@ def test_captured_on_a_stream_of_a_green_context(width: int) -> None:
         pytest.skip("green contexts of this torch give no stream")
     logits = normal(1, width)
     lengths = full_lengths(logits)
-    out = torch.full((1, 2048), -7, dtype=torch.int32, device="cuda")
+    out = poisoned(1, 2048)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=context.Stream()):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from contents import CONTENTS, draw, int32, integers, rows_of_requests
+from launches import captured, unobtrusive
 from oracle import POISON, check_guards, guarded, place
 from torch import Tensor
 
@@ -301,11 +302,7 @@ def test_graph_replay_with_changed_lengths_and_rows() -> None:
         indexer_topk_blocks(source, lengths, k, block_k, out=out, blocks=blocks, pdl=True)
         indexer_topk_in_blocks(consumer, lengths, blocks, k, out=again, pdl=True)
 
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph = captured(step)
     for turn in range(12):
         source.copy_(rows_of_requests(rows, width, seed=10 + turn, noise=1.0))
         lengths.copy_(integers(0, (width, 20_000, 600)[turn % 3] + 1, rows, seed=turn))
@@ -327,14 +324,8 @@ def test_no_allocation_and_no_synchronization() -> None:
         indexer_topk_in_blocks(logits, lengths, blocks, V41[0], out=out)
 
     step()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with unobtrusive():
         step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
 @pytest.mark.parametrize("rows", [1, 40])

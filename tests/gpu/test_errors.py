@@ -10,10 +10,10 @@ import torch
 from oracle import call, full_lengths, wrong_rows
 
 import gvr_topk
-from gvr_topk.arguments import DECODE, PREFILL
+from gvr_topk.arguments import DECODE
 from gvr_topk.constants import MAX_WIDTH, STATE_FLOATS
 from gvr_topk.ops import launch
-from tests.wrong_calls import CASES, OPS, VALID, Case, arguments, floats, prefill_arguments, valid_call, zeros
+from tests.wrong_calls import CASES, OPS, VALID, Case, arguments, floats, valid_call, zeros
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -31,37 +31,24 @@ def test_the_compiled_op_accepts_what_a_cpu_does(what: str) -> None:
     torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["row_starts", "row_ends", "out", "row_request", "offsets", "counts", "page_table", "slots", "stats"],
-)
-def test_prefill_takes_every_tensor_on_the_device_of_the_scores(name: str) -> None:
-    on_cpu = {name: getattr(prefill_arguments("cpu", {}), name)}
-    with pytest.raises(ValueError, match=rf"^{re.escape(PREFILL.op)}: {name}: wanted a tensor on cuda:\d+, "):
-        launch(prefill_arguments("cuda", on_cpu))
-    torch.cuda.synchronize()
+OF_PREFILL = ["row_starts", "row_ends", "row_request", "offsets", "page_table"]
 
 
 @pytest.mark.parametrize(
-    ("change", "name"),
+    ("op", "name"),
     [
-        ({"seq_lens": zeros("cpu", 2)}, "seq_lens"),
-        ({"out": zeros("cpu", 2, 8)}, "out"),
-        ({"state": floats("cpu", 2, STATE_FLOATS)}, "state"),
+        *(("prefill", name) for name in (*OF_PREFILL, "out", "counts", "slots", "stats")),
+        *(("decode", name) for name in ("seq_lens", "out", "state")),
+        ("in_blocks", "blocks"),
     ],
 )
-def test_decode_takes_every_tensor_on_the_device_of_the_scores(change: dict[str, Any], name: str) -> None:
-    with pytest.raises(
-        ValueError, match=rf"^{re.escape(DECODE.op)}: {name}: wanted a tensor on cuda:\d+, got cpu$"
-    ):
-        launch(arguments("cuda", change))
+def test_every_tensor_is_on_the_device_of_the_scores(op: str, name: str) -> None:
+    given = {"state": floats("cpu", 2, STATE_FLOATS)} if name == "state" else {}
+    on_cpu = {name: getattr(OPS[op].arguments("cpu", given), name)}
+    refused = f"{OPS[op].checks.op}: {name}: wanted a tensor on cuda:"
+    with pytest.raises(ValueError, match=rf"^{re.escape(refused)}\d+, got cpu$"):
+        launch(OPS[op].arguments("cuda", on_cpu))
     torch.cuda.synchronize()
-
-
-def test_given_blocks_are_on_the_device_of_the_scores() -> None:
-    call_with_blocks = OPS["in_blocks"].arguments("cuda", {"blocks": zeros("cpu", 2, 4)})
-    with pytest.raises(ValueError, match=r"in_blocks: blocks: wanted a tensor on cuda:\d+, got cpu$"):
-        launch(call_with_blocks)
 
 
 def test_scores_on_the_cpu_beside_results_on_the_gpu() -> None:
@@ -72,35 +59,23 @@ def test_scores_on_the_cpu_beside_results_on_the_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("op", "given", "message"),
     [
-        ({"k": 2.5}, "k: wanted an integer, got 2.5"),
-        ({"k": 0}, f"k: wanted 1 to {MAX_WIDTH}, got 0"),
-        ({"max_ctas": 3}, "max_ctas: wanted 0, 1, 2, 4, 8 or 16, got 3"),
-        ({"page_size": "1"}, "page_size: wanted an integer, got '1'"),
+        ("decode", {"k": 2.5}, "k: wanted an integer, got 2.5"),
+        ("decode", {"k": 0}, f"k: wanted 1 to {MAX_WIDTH}, got 0"),
+        ("decode", {"max_ctas": 3}, "max_ctas: wanted 0, 1, 2, 4, 8 or 16, got 3"),
+        ("decode", {"page_size": "1"}, "page_size: wanted an integer, got '1'"),
+        ("prefill", {"k": 2.5}, "k: wanted an integer, got 2.5"),
+        ("prefill", {"k": MAX_WIDTH + 1}, f"k: wanted 1 to {MAX_WIDTH}, got {MAX_WIDTH + 1}"),
+        ("prefill", {"path": "no_hint"}, "path: wanted one of 'auto', 'radix_rounds', got 'no_hint'"),
     ],
 )
-def test_the_public_function_refuses_alike_on_both(given: dict[str, Any], message: str) -> None:
+def test_the_public_functions_refuse_alike_on_both(op: str, given: dict[str, Any], message: str) -> None:
+    call = {"decode": gvr_topk.indexer_topk_decode, "prefill": gvr_topk.indexer_topk_prefill}[op]
     for device in ("cpu", "cuda"):
-        logits = floats(device, 2, 64)
-        lengths = torch.full((2,), 64, dtype=torch.int32, device=device)
-        with pytest.raises(ValueError, match=f"^{re.escape(f'{DECODE.op}: {message}')}$"):
-            gvr_topk.indexer_topk_decode(logits, lengths, **{"k": 8, **given})
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"k": 2.5}, "k: wanted an integer, got 2.5"),
-        ({"k": MAX_WIDTH + 1}, f"k: wanted 1 to {MAX_WIDTH}, got {MAX_WIDTH + 1}"),
-        ({"path": "no_hint"}, "path: wanted one of 'auto', 'radix_rounds', got 'no_hint'"),
-    ],
-)
-def test_the_public_function_of_prefill_refuses_alike_on_both(given: dict[str, Any], message: str) -> None:
-    for device in ("cpu", "cuda"):
-        windows = zeros(device, 2), zeros(device, 2)
-        with pytest.raises(ValueError, match=f"^{re.escape(f'{PREFILL.op}: {message}')}$"):
-            gvr_topk.indexer_topk_prefill(floats(device, 2, 64), *windows, **{"k": 8, **given})
+        tensors = [zeros(device, 2)] * (2 if op == "prefill" else 1)
+        with pytest.raises(ValueError, match=f"^{re.escape(f'{OPS[op].checks.op}: {message}')}$"):
+            call(floats(device, 2, 64), *tensors, **{"k": 8, **given})
 
 
 def test_one_row_has_no_stride() -> None:

@@ -9,12 +9,13 @@ from oracle import (
     ANY_K,
     PATHS,
     clone,
+    exact,
     full_lengths,
     new_state,
     new_stats,
     place,
+    poisoned,
     run,
-    run_forced,
     visible_lengths,
     words,
     wrong_rows,
@@ -42,8 +43,7 @@ def adversarial_batch(n: int, k: int, dtype: torch.dtype) -> tuple[list[str], to
 def test_adversarial_rows(path: str, dtype: torch.dtype, k: int, n: int) -> None:
     names, rows = adversarial_batch(n, k, dtype)
     logits = place(rows, pad=5)
-    got = run(logits, full_lengths(logits), k, path=path)
-    assert [names[r] for r in wrong_rows(got, logits, full_lengths(logits), k)] == []
+    exact(logits, full_lengths(logits), k, path=path, names=names)
 
 
 @pytest.mark.parametrize("path", ["auto", "paper_gvr"])
@@ -57,8 +57,7 @@ def test_adversarial_hints(path: str, alpha: float, offset: int) -> None:
     for name, hint in adversarial_hints(n, k, seed=1).items():
         indices = torch.from_numpy(hint[:k]).to("cuda").expand(len(names), k).contiguous()
         state = TopkState.of(words(len(names), alpha), indices, k)
-        got = run(logits, lengths, k, path=path, state=state, hint_offset=offset)
-        assert [names[r] for r in wrong_rows(got, logits, lengths, k)] == [], name
+        got = exact(logits, lengths, k, path=path, state=state, hint_offset=offset, names=names, said=name)
         assert torch.equal(indices, got), f"{name}: what is kept is not the result"
 
 
@@ -80,8 +79,7 @@ def test_adversarial_rows_and_windows(dtype: torch.dtype, n: int, copies: int) -
     for left in WINDOWS:
         state = TopkState.of(words(len(logits), left), None, k)
         for _ in range(3):  # and what it leaves itself
-            got = run(logits, lengths, k, state=state)
-            assert [names[r % len(names)] for r in wrong_rows(got, logits, lengths, k)] == [], left
+            exact(logits, lengths, k, state=state, names=names, said=left)
 
 
 @pytest.mark.parametrize("path", ANY_K)
@@ -91,8 +89,7 @@ def test_cluster_sizes(path: str, ctas: int, dtype: torch.dtype) -> None:
     for n in (3000, 33_333, 200_001):
         names, rows = adversarial_batch(n, 2048, dtype)
         logits = place(rows)
-        got = run_forced(logits, full_lengths(logits), 2048, ctas, path=path)
-        assert [names[r] for r in wrong_rows(got, logits, full_lengths(logits), 2048)] == [], n
+        exact(logits, full_lengths(logits), 2048, ctas=ctas, path=path, names=names, said=n)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -107,8 +104,7 @@ def test_rows_that_one_cta_holds(values: int, dtype: torch.dtype) -> None:
             full = full_lengths(logits)
             ragged = torch.linspace(1, n, len(names), device="cuda").round().to(torch.int32)
             for lengths in (full, ragged):
-                got = run_forced(logits, lengths, k, 1)
-                assert [names[r] for r in wrong_rows(got, logits, lengths, k)] == [], (n, k)
+                exact(logits, lengths, k, ctas=1, names=names, said=(n, k))
 
 
 @pytest.mark.parametrize(
@@ -135,8 +131,7 @@ def test_every_kernel_with_every_kind_of_state(
     assert logits.stride(0) % 8 == 0
     names += ["noise", "all at the end"]
     lengths = full_lengths(logits)
-    best = run_forced(logits, lengths, k, ctas)
-    assert [names[r] for r in wrong_rows(best, logits, lengths, k)] == []
+    best = exact(logits, lengths, k, ctas=ctas, names=names)
     kth = logits.gather(1, best.long()).float().amin(dim=1)
     usual, wide = (packed_spreads(*both, False) for both in ((0.05, 0.05), (1.0, 10.0)))
     by_value = packed_spreads(0.05, 0.05, True)
@@ -153,8 +148,7 @@ def test_every_kernel_with_every_kind_of_state(
     for kind, its in kinds.items():
         state = TopkState.of(its, None, k)
         for _ in range(2):  # and what it leaves itself
-            got = run_forced(logits, lengths, k, ctas, state=state)
-            assert [names[r] for r in wrong_rows(got, logits, lengths, k)] == [], kind
+            exact(logits, lengths, k, ctas=ctas, state=state, names=names, said=kind)
 
 
 @pytest.mark.parametrize("ctas", [1, 2, 8, 16])
@@ -173,8 +167,7 @@ def test_drafts_write_the_state_that_others_read(ctas: int) -> None:
         first = STATE_ZSCORE_ORIGIN + 0.7 + 0.05 * drawn[0] if step % 2 else STATE_VALUE_ONLY
         left = words(requests, first, value=0.05 * drawn[1], limit=0.1, spreads=spreads)
         state = TopkState.of(left, None, k)
-        got = run_forced(logits, lengths, k, ctas, next_n=next_n, state=state)
-        assert wrong_rows(got, logits, lengths, k, next_n) == [], step
+        exact(logits, lengths, k, ctas=ctas, next_n=next_n, state=state, said=step)
 
 
 @pytest.mark.parametrize("ctas", [1, 2, 8, 16])
@@ -191,8 +184,7 @@ def test_few_values_about_zero(ctas: int, dtype: torch.dtype, n: int) -> None:
     for share in (0.3, 0.45, 0.5, 0.6, 0.8):
         k = max(1, int(share * n))
         for _ in range(5):
-            got = run_forced(logits, full_lengths(logits), k, ctas)
-            assert wrong_rows(got, logits, full_lengths(logits), k) == [], k
+            exact(logits, full_lengths(logits), k, ctas=ctas, said=k)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -218,8 +210,7 @@ def test_nans_of_every_sign_and_payload(path: str, dtype: torch.dtype, n: int) -
         rows[row, where] = bits.to(integer).view(dtype)
     assert rows.isnan().sum(1).tolist() == counts
     logits = place(rows, pad=5)
-    got = run(logits, full_lengths(logits), k, path=path)
-    assert wrong_rows(got, logits, full_lengths(logits), k) == []
+    exact(logits, full_lengths(logits), k, path=path)
 
 
 @pytest.mark.parametrize("path", ANY_K)
@@ -228,8 +219,7 @@ def test_any_k(path: str, k: int) -> None:
     for n in (k, k + 1, 2 * k + 3, 100_003):
         names, rows = adversarial_batch(n, k, torch.float32)
         logits = place(rows)
-        got = run(logits, full_lengths(logits), k, path=path)
-        assert [names[r] for r in wrong_rows(got, logits, full_lengths(logits), k)] == [], n
+        exact(logits, full_lengths(logits), k, path=path, names=names, said=n)
 
 
 @pytest.mark.parametrize("path", ANY_K)
@@ -240,8 +230,7 @@ def test_longest_rows(path: str, dtype: torch.dtype) -> None:
         logits = torch.randn(3, n, device="cuda", generator=generator).to(dtype)
         logits[1] = logits[1].relu()
         logits[2, ::3] = 9.5
-        got = run(logits, full_lengths(logits), 2048, path=path)
-        assert wrong_rows(got, logits, full_lengths(logits), 2048) == []
+        exact(logits, full_lengths(logits), 2048, path=path)
 
 
 @pytest.mark.parametrize(("k", "family"), [(2048, "streaming"), (2049, "fallback")])
@@ -255,14 +244,12 @@ def test_longest_rows_of_one_cta(k: int, family: str, dtype: torch.dtype) -> Non
     logits[2, ::3] = 9.5
     logits[3] = logits[3].abs().clamp(min=1.0)
     lengths = torch.tensor([n, n, n, n, 900_001], dtype=torch.int32, device="cuda")
-    best = run_forced(logits, lengths, k, 1)
-    assert wrong_rows(best, logits, lengths, k) == []
+    exact(logits, lengths, k, ctas=1)
     # States that place the k-th value far too low: all the more is kept, and one store too small.
     spreads = packed_spreads(0.3, 0.3, False)
     for zscore in (1.5, 2.0, 2.5):
         state = TopkState.of(words(5, STATE_ZSCORE_ORIGIN + zscore, limit=1.0, spreads=spreads), None, k)
-        got = run_forced(logits, lengths, k, 1, state=state)
-        assert wrong_rows(got, logits, lengths, k) == [], zscore
+        exact(logits, lengths, k, ctas=1, state=state, said=zscore)
 
 
 @pytest.mark.parametrize("ctas", [1, 2, 4, 8, 16])
@@ -277,8 +264,7 @@ def test_large_k_in_clusters_of_every_size(ctas: int, dtype: torch.dtype, pad: i
     lengths = full_lengths(logits)
     lengths[::3] -= 40_000
     for k in (8192, 8193, 20_000, n // 2, n - 1):
-        got = run_forced(logits, lengths, k, ctas)
-        assert [names[r] for r in wrong_rows(got, logits, lengths, k)] == [], k
+        exact(logits, lengths, k, ctas=ctas, names=names, said=k)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -288,8 +274,7 @@ def test_large_k_in_clusters_of_every_size(ctas: int, dtype: torch.dtype, pad: i
 def test_alignment_and_stride(path: str, dtype: torch.dtype, shift: int, pad: int) -> None:
     rows = torch.randn(5, 30_001, generator=torch.Generator().manual_seed(shift)).to(dtype)
     logits = place(rows, pad=pad, shift=shift)
-    got = run(logits, full_lengths(logits), 512, path=path)
-    assert wrong_rows(got, logits, full_lengths(logits), 512) == []
+    exact(logits, full_lengths(logits), 512, path=path)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -309,10 +294,9 @@ def test_ragged_batches(path: str, next_n: int, rows: int) -> None:
     slots = torch.randperm(rows, device="cuda", generator=generator)[: rows // next_n].to(torch.int32)
     slots[1] = -1
     row_slot = slots.repeat_interleave(next_n)
-    counts = torch.full((rows,), -7, dtype=torch.int32, device="cuda")
+    counts = poisoned(rows)
     asked = {"path": path, "next_n": next_n, "row_slot": row_slot, "counts": counts}
-    got = run(logits, lengths, k, state=state, **asked)
-    assert wrong_rows(got, logits, lengths, k, next_n) == []
+    got = exact(logits, lengths, k, state=state, **asked)
     assert torch.equal(counts, visible_lengths(logits, lengths, next_n).clamp(0, k).to(torch.int32))
     for request, slot in enumerate(slots.tolist()):
         if slot >= 0:
@@ -333,8 +317,7 @@ def test_generator_steps(layer: int, offset: int) -> None:
         logits[:, : len(scores)] = scores.to("cuda")
         lengths = torch.full((3,), len(scores), dtype=torch.int32, device="cuda")
         for path in PATHS:
-            got = run(logits, lengths, k, path=path, state=clone(state), hint_offset=offset)
-            assert wrong_rows(got, logits, lengths, k) == [], (path, step)
+            exact(logits, lengths, k, path=path, state=clone(state), hint_offset=offset, said=(path, step))
         run(logits, lengths, k, state=state, hint_offset=offset)
 
 
@@ -418,5 +401,4 @@ def test_few_finite_scores_and_a_state_of_another_row(
     for first, value in ((0.5, 0.0), (STATE_ZSCORE_ORIGIN + 2, 0.0), (STATE_VALUE_ONLY, 1e3)):
         state = TopkState.of(words(copies, first, value=value, limit=0.1, spreads=spreads), None, k)
         for _ in range(3):  # and what it leaves itself
-            got = run(logits, lengths, k, state=state)
-            assert wrong_rows(got, logits, lengths, k) == [], first
+            exact(logits, lengths, k, state=state, said=first)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from launches import captured, never_waiting, unobtrusive
 from oracle import (
     PATHS,
     POISON,
     call,
     clone,
     columns,
+    exact,
     full_lengths,
     new_state,
     new_stats,
+    poisoned,
     run,
     words,
     wrong_rows,
@@ -64,11 +67,7 @@ def test_graph_replay_with_changed_lengths_and_rows(
             logits, lengths, K, next_n=next_n, out=out, state=state, row_slot=row_slot, path=path
         )
 
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph = captured(step)
     generator = torch.Generator().manual_seed(next_n)
     for turn in range(12):
         lengths.copy_(torch.randint(-2, width + 1, lengths.shape, dtype=torch.int32, generator=generator))
@@ -97,11 +96,7 @@ def test_a_graph_keeps_the_state_of_a_layer() -> None:
     def step() -> None:
         gvr_topk.indexer_topk_decode(logits, lengths, K, out=out, state=slots.layer(1), row_slot=row_slot)
 
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph = captured(step)
     assert slots.indices is not None
     for request_ids in (["b", "c"], ["d", "a"], ["e", "f"]):
         slots.set_rows(request_ids)
@@ -121,17 +116,13 @@ def test_rows_that_move_faster_than_the_device_runs_arrive_in_order() -> None:
     seen = torch.empty(len(batches), 8, dtype=torch.int32, device="cuda")
     slots.set_rows(batches[0])
     slots.set_rows(batches[1])
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_waiting():
         torch.cuda._sleep(500_000_000)
         for step, batch in enumerate(batches):
             slots.set_rows(batch)
             seen[step].copy_(slots.row_slot)
             if step < PINNED_BUFFERS:  # later ones allocate, which may wait
                 assert not torch.cuda.current_stream().query(), "the device did not lag behind"
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert seen.tolist() == [[slots.slot_of(request) for request in batch] for batch in batches]
 
 
@@ -140,21 +131,15 @@ def test_no_allocation_and_no_synchronization(path: str) -> None:
     logits, out = normal(4, 40_000), torch.empty(4, K, dtype=torch.int32, device="cuda")
     lengths = full_lengths(logits)
     gvr_topk.indexer_topk_decode(logits, lengths, K, out=out, path=path)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with unobtrusive():
         gvr_topk.indexer_topk_decode(logits, lengths, K, out=out, path=path)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
 def test_two_streams_do_not_disturb_each_other() -> None:
     streams = [torch.cuda.Stream() for _ in range(2)]
     rows = [normal(16, 70_001 + 20_000 * i, seed=i) for i in range(2)]
     lengths = [full_lengths(r) for r in rows]
-    outs = [torch.full((16, K), -9, dtype=torch.int32, device="cuda") for _ in range(2)]
+    outs = [poisoned(16, K) for _ in range(2)]
     torch.cuda.synchronize()
     for _ in range(25):
         for i, stream in enumerate(streams):
@@ -210,18 +195,9 @@ def test_statistics_are_the_reference_s(layer: int, quantile: bool) -> None:
         hint, alpha = state.indices[0].cpu().numpy(), float(state.words[0, 0])
         wanted = topk_row(scores, K, hint, guess="quantile" if quantile else "mean", alpha=alpha)
         logits = torch.from_numpy(scores).to("cuda")[None]
-        stats, out = new_stats(1), torch.full((1, K), POISON, dtype=torch.int32, device="cuda")
-        launch(
-            call(
-                logits,
-                full_lengths(logits),
-                out,
-                state=state,
-                stats=stats,
-                path="paper_gvr",
-                quantile=quantile,
-            )
-        )
+        stats, out = new_stats(1), poisoned(1, K)
+        options = {"state": state, "stats": stats, "path": "paper_gvr", "quantile": quantile}
+        launch(call(logits, full_lengths(logits), out, **options))
         assert np.array_equal(out[0].cpu().numpy(), wanted.indices)
         seen = dict(zip(StatsColumn, stats[0].tolist(), strict=True))
         assert seen[StatsColumn.PASSES] == wanted.stats.passes
@@ -266,8 +242,7 @@ def test_short_rows_are_found_around_the_last_value(width: int, rows: int, dtype
         logits = (base + 0.1 * normal(rows, width).roll(step, 1)).to(dtype)
         stats, plainly = new_stats(rows), clone(state)
         plain = run(logits, lengths, K, state=plainly)
-        got = run(logits, lengths, K, state=state, stats=stats)
-        assert wrong_rows(got, logits, lengths, K) == []
+        got = exact(logits, lengths, K, state=state, stats=stats)
         assert torch.equal(plain, got)
         assert torch.equal(plainly.words, state.words), "statistics change what is left"
         seen = columns(stats)

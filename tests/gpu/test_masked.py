@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from contents import draw as generator
+from contents import int32
+from launches import skip_unserved
 from oracle import (
     ANY_K,
     PATHS,
@@ -13,6 +16,7 @@ from oracle import (
     new_state,
     new_stats,
     place,
+    poisoned,
     run,
     run_forced,
     visible_lengths,
@@ -21,7 +25,7 @@ from oracle import (
 )
 from torch import Tensor
 
-from gvr_topk.constants import PAPER_MAX_WIDTH, STATE_MASKED
+from gvr_topk.constants import STATE_MASKED
 from gvr_topk.contract import DTYPES
 from gvr_topk.cpu import to_slots
 
@@ -42,14 +46,6 @@ SHAPES = {
     "two CTAs": (131_072, 2, 2),
 }
 """Width, rows and forced cluster size."""
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator(device="cuda").manual_seed(seed)
-
-
-def int32(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32, device="cuda")
 
 
 def masked(
@@ -76,11 +72,6 @@ def check(logits: Tensor, lengths: Tensor, k: int, got: Tensor, counts: Tensor, 
     assert torch.equal(counts, (got >= 0).sum(dim=1).to(torch.int32))
 
 
-def skip_unserved(path: str, width: int) -> None:
-    if path == "paper_gvr" and width > PAPER_MAX_WIDTH:
-        pytest.skip("the paper's kernel has no such width")
-
-
 @pytest.mark.parametrize("keep_indices", [False, True])
 @pytest.mark.parametrize("odd", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -94,7 +85,7 @@ def test_rows_whose_mask_changes_from_step_to_step(
     for left in (width, K // 2, K // 3, width // 2, K - 1, 1, 0, width, 0, K, K + 1, K - 1, 3 * K):
         logits = masked(rows, width, min(left, width), draw, dtype, odd=odd)
         lengths = full_lengths(logits)
-        counts = torch.full((rows,), POISON, dtype=torch.int32, device="cuda")
+        counts = poisoned(rows)
         got = run_forced(logits, lengths, K, ctas, state=state, counts=counts, drop=True)
         check(logits, lengths, K, got, counts)
         assert counts.tolist() == [min(left, K)] * rows
@@ -116,7 +107,7 @@ def test_rows_of_any_length(next_n: int, width: int, dtype: torch.dtype, path: s
     state = new_state(len(lengths), k, keep_indices=True)
     for step, left in enumerate((width // 2, k // 2, 3, 0, width)):
         logits = masked(rows, width, left, generator(width + step), dtype, odd=True)
-        counts = torch.full((rows + 2,), POISON, dtype=torch.int32, device="cuda")
+        counts = poisoned(rows + 2)
         got = run(
             logits, lengths, k, next_n=next_n, path=path, state=state, counts=counts[1:-1], drop_masked=True
         )
@@ -132,7 +123,7 @@ def test_any_k(width: int, k: int, path: str) -> None:
     for left in (0, 1, min(k, width) // 2, min(k, width) - 1, min(k, width), width):
         logits = masked(3, width, left, generator(left), odd=True)
         lengths = int32(width, width // 2, min(k, width) // 3)
-        counts = torch.full((3,), POISON, dtype=torch.int32, device="cuda")
+        counts = poisoned(3)
         got = run(logits, lengths, k, path=path, counts=counts, drop_masked=True)
         check(logits, lengths, k, got, counts)
 
@@ -145,7 +136,7 @@ def test_more_masked_columns_are_selected_than_16_bits_count(left: int, k: int, 
     logits, state = masked(2, 262_144, left, generator(left)), new_state(2, k)
     lengths = int32(262_144, 262_143)
     for _ in range(2):  # The second step knows that the k-th value is masked, if it is.
-        counts = torch.full((2,), POISON, dtype=torch.int32, device="cuda")
+        counts = poisoned(2)
         got = run_forced(logits, lengths, k, 16, state=state, counts=counts, drop=drop)
         if drop:
             check(logits, lengths, k, got, counts)
@@ -165,8 +156,8 @@ def test_cache_slots_and_alignment(width: int, dtype: torch.dtype, shift: int, p
     for left in (width // 2, 100, 0):
         logits = place(masked(3, width, left, generator(left), dtype), pad=3 * shift, shift=shift)
         lengths = int32(width, 300, width - 3)
-        counts = torch.full((3,), POISON, dtype=torch.int32, device="cuda")
-        slots = torch.full((3, k + 1), POISON, dtype=torch.int32, device="cuda")
+        counts = poisoned(3)
+        slots = poisoned(3, k + 1)
         options = {"path": path, "page_table": table, "page_size": page_size, "drop_masked": True}
         got = run(logits, lengths, k, counts=counts, slots=slots, **options)
         check(logits, lengths, k, got, counts)
@@ -206,21 +197,9 @@ def test_both_options_in_one_call(width: int, path: str) -> None:
         logits = masked(2, width, left, generator(left))
         lengths = int32(width, 600)
         ended = visible_lengths(logits, lengths).clamp(max=64 * pages).to(torch.int32)
-        counts, slots = (
-            torch.full(shape, POISON, dtype=torch.int32, device="cuda") for shape in ((2,), (2, k))
-        )
-        got = run(
-            logits,
-            lengths,
-            k,
-            path=path,
-            counts=counts,
-            slots=slots,
-            page_table=table,
-            page_size=64,
-            clamp_pages=True,
-            drop_masked=True,
-        )
+        counts, slots = poisoned(2), poisoned(2, k)
+        paged = {"page_table": table, "page_size": 64, "slots": slots, "clamp_pages": True}
+        got = run(logits, lengths, k, path=path, counts=counts, drop_masked=True, **paged)
         check(logits, ended, k, got, counts)
         assert torch.equal(slots, to_slots(got, table, 64, 1))
         assert bool(((slots >= 0) == (got >= 0)).all())
@@ -234,6 +213,6 @@ def test_dropped_rows_under_the_sanitizers(shape: str) -> None:
     for left, length in ((K // 2, width), (0, width), (K // 2, K)):
         logits = masked(rows, width, left, generator(left))
         lengths = torch.full((rows,), length, dtype=torch.int32, device="cuda")
-        counts = torch.full((rows,), POISON, dtype=torch.int32, device="cuda")
+        counts = poisoned(rows)
         got = run_forced(logits, lengths, K, ctas, state=state, counts=counts, drop=True)
         check(logits, lengths, K, got, counts)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import pytest
 import torch
+from contents import int32
+from launches import skip_unserved
 from oracle import (
     ANY_K,
     PATHS,
     POISON,
     columns,
+    exact,
     full_lengths,
     new_state,
     new_stats,
     place,
+    poisoned,
     run,
     visible_lengths,
     wrong_rows,
 )
 from torch import Tensor
 
-from gvr_topk.constants import PAPER_MAX_WIDTH, STATE_UNKNOWN, GuessSource, HintReason, Path, StatsColumn
+from gvr_topk.constants import STATE_UNKNOWN, GuessSource, HintReason, Path, StatsColumn
 from gvr_topk.contract import DTYPES
 from gvr_topk.cpu import to_slots
 from gvr_topk.policy import can_use_heuristic, plan
@@ -33,15 +37,6 @@ WIDTHS = (900, 8192, 40_001, 131_072, 300_004)
 def normal(rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
     draw = torch.Generator(device="cuda").manual_seed(rows + width)
     return torch.randn(rows, width, device="cuda", generator=draw).to(dtype)
-
-
-def int32(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32, device="cuda")
-
-
-def skip_unserved(path: str, width: int) -> None:
-    if path == "paper_gvr" and width > PAPER_MAX_WIDTH:
-        pytest.skip("the paper's kernel has no such width")
 
 
 # ---------------------------------------------------------------- lengths by row
@@ -59,7 +54,7 @@ def test_lengths_by_row_do_as_those_by_request(next_n: int, width: int, path: st
     written = []
     for lengths in (by_request, by_row):
         state = new_state(requests, K, keep_indices=True)
-        counts = torch.full((requests * next_n,), POISON, dtype=torch.int32, device="cuda")
+        counts = poisoned(requests * next_n)
         for _ in range(2):
             got = run(logits, lengths, K, next_n=next_n, path=path, state=state, counts=counts)
         assert wrong_rows(got, logits, lengths, K, next_n) == []
@@ -81,9 +76,8 @@ def test_any_lengths_by_row(next_n: int, width: int, path: str) -> None:
     assert state.indices is not None
     draw = torch.Generator().manual_seed(width)
     for _ in range(4):
-        counts = torch.full((rows,), POISON, dtype=torch.int32, device="cuda")
-        got = run(logits, seq_lens, K, next_n=next_n, path=path, state=state, counts=counts)
-        assert wrong_rows(got, logits, seq_lens, K, next_n) == []
+        counts = poisoned(rows)
+        got = exact(logits, seq_lens, K, next_n=next_n, path=path, state=state, counts=counts)
         visible = visible_lengths(logits, seq_lens, next_n)
         assert torch.equal(counts, visible.clamp(0, K).to(torch.int32))
         assert torch.equal(state.indices, got[next_n - 1 :: next_n])
@@ -101,9 +95,8 @@ def test_counts(width: int, dtype: torch.dtype, path: str) -> None:
     logits = normal(7, width, dtype)
     lengths = int32(width, 0, -5, 1, K, K + 1, width + 9)
     for k in (512, K):
-        guarded = torch.full((7 + 8,), POISON, dtype=torch.int32, device="cuda")
-        got = run(logits, lengths, k, path=path, counts=guarded[3:10])
-        assert wrong_rows(got, logits, lengths, k) == []
+        guarded = poisoned(7 + 8)
+        got = exact(logits, lengths, k, path=path, counts=guarded[3:10])
         assert torch.equal(guarded[3:10], (got >= 0).sum(dim=1).to(torch.int32))
         assert bool((guarded[:3] == POISON).all() and (guarded[10:] == POISON).all())
 
@@ -112,9 +105,8 @@ def test_counts(width: int, dtype: torch.dtype, path: str) -> None:
 @pytest.mark.parametrize("k", [1, 7, 3000, 50_000])
 def test_counts_of_any_k(k: int, path: str) -> None:
     logits, lengths = normal(4, 60_000), int32(60_000, 2999, 50_001, 0)
-    counts = torch.full((4,), POISON, dtype=torch.int32, device="cuda")
-    got = run(logits, lengths, k, path=path, counts=counts)
-    assert wrong_rows(got, logits, lengths, k) == []
+    counts = poisoned(4)
+    exact(logits, lengths, k, path=path, counts=counts)
     assert counts.tolist() == [min(length, k) for length in lengths.tolist()]
 
 
@@ -139,21 +131,10 @@ def test_slots_beside_positions(next_n: int, width: int, page_size: int, path: s
     state = new_state(requests, k, keep_indices=True)
     assert state.indices is not None
     for _ in range(2):
-        slots = torch.full((rows, k + 5), POISON, dtype=torch.int32, device="cuda")
-        counts = torch.full((rows,), POISON, dtype=torch.int32, device="cuda")
-        positions = run(
-            logits,
-            lengths,
-            k,
-            next_n=next_n,
-            path=path,
-            state=state,
-            counts=counts,
-            page_table=table,
-            page_size=page_size,
-            slots=slots,
-        )
-        assert wrong_rows(positions, logits, lengths, k, next_n) == []
+        slots = poisoned(rows, k + 5)
+        counts = poisoned(rows)
+        paged = {"page_table": table, "page_size": page_size, "slots": slots, "counts": counts}
+        positions = exact(logits, lengths, k, next_n=next_n, path=path, state=state, **paged)
         assert torch.equal(slots[:, :k], to_slots(positions, table, page_size, next_n))
         assert bool((slots[:, k:] == POISON).all())
         assert torch.equal(state.indices, positions[next_n - 1 :: next_n])
@@ -167,10 +148,9 @@ def test_slots_with_rows_off_alignment(path: str) -> None:
     table = torch.arange(rows * 40, dtype=torch.int32, device="cuda").view(rows, 40)
     logits = place(normal(rows, width), pad=3, shift=1)
     lengths = full_lengths(logits)
-    slots = torch.full((rows * (k + 1) + 1,), POISON, dtype=torch.int32, device="cuda")
+    slots = poisoned(rows * (k + 1) + 1)
     view = slots[1:].view(rows, k + 1)[:, :k]
-    positions = run(logits, lengths, k, path=path, page_table=table, page_size=512, slots=view)
-    assert wrong_rows(positions, logits, lengths, k) == []
+    positions = exact(logits, lengths, k, path=path, page_table=table, page_size=512, slots=view)
     assert torch.equal(view, to_slots(positions, table, 512, 1))
     assert int((slots == POISON).sum()) == rows + 1
 
@@ -202,8 +182,7 @@ def test_reasons_are_the_gate_s(family: str, path: str, aligned: bool, dtype: to
     # Of 16-bit scores that are tied, or that are not aligned, a step may leave nothing.
     assert known[0] or dtype != torch.float32 or not aligned
     stats = new_stats(5)
-    got = run(logits, lengths, K, path=path, state=state, row_slot=row_slot, stats=stats)
-    assert wrong_rows(got, logits, lengths, K) == []
+    exact(logits, lengths, K, path=path, state=state, row_slot=row_slot, stats=stats)
     wanted = [
         can_use_heuristic(
             length=length,
@@ -247,8 +226,7 @@ def test_radix_rounds_estimate_nothing(family: str) -> None:
     assert plan(rows=2, width=width, k=K, path=Path.RADIX_ROUNDS.name.lower()).family == "fallback"
     logits, state, stats = normal(2, width), new_state(2, K), new_stats(2)
     for _ in range(2):
-        got = run(logits, full_lengths(logits), K, path="radix_rounds", state=state, stats=stats)
-        assert wrong_rows(got, logits, full_lengths(logits), K) == []
+        exact(logits, full_lengths(logits), K, path="radix_rounds", state=state, stats=stats)
         seen = columns(stats)
         assert seen[StatsColumn.GUESS] == [GuessSource.NONE] * 2
         assert seen[StatsColumn.GUESS_HIT] == [0] * 2
@@ -262,8 +240,7 @@ def test_the_hint_of_one_path_is_good_for_another() -> None:
     for before in PATHS:
         for path in PATHS:
             for its in (before, path):
-                got = run(logits, lengths, K, path=its, state=state)
-                assert wrong_rows(got, logits, lengths, K) == [], (before, path)
+                got = exact(logits, lengths, K, path=its, state=state, said=(before, path))
                 assert torch.equal(state.indices, got)
 
 
@@ -287,7 +264,7 @@ def test_lengths_that_count_keys(width: int, next_n: int, ratio: int, path: str)
     for lengths in (keys, by_row):
         state = new_state(requests, k)
         for _ in range(2):
-            counts = torch.full((requests * next_n,), POISON, dtype=torch.int32, device="cuda")
+            counts = poisoned(requests * next_n)
             got = run(
                 logits, lengths, k, next_n=next_n, path=path, state=state, counts=counts, compress_ratio=ratio
             )
@@ -310,8 +287,7 @@ def test_states_by_row_leave_the_slots_alone(width: int, dtype: torch.dtype) -> 
         alone.words.copy_(before.repeat_interleave(next_n, dim=0))
         guarded, again = (torch.full((rows + 2, 4), poison, device="cuda") for poison in (POISON * 1.0, -1.5))
         for left in (guarded, again):
-            got = run(logits, lengths, k, next_n=next_n, state=state, next_state=left[1:-1])
-            assert wrong_rows(got, logits, lengths, k, next_n) == []
+            exact(logits, lengths, k, next_n=next_n, state=state, next_state=left[1:-1])
             assert torch.equal(state.words, before)
         assert bool((guarded[[0, -1]] == POISON).all())
         assert torch.equal(guarded[1:-1].view(torch.int32), again[1:-1].view(torch.int32))
@@ -339,8 +315,7 @@ def test_states_by_row_leave_kept_positions_alone(width: int, path: str) -> None
     words, indices = state.words.clone(), state.indices.clone()
     left = torch.full((6, 4), float(POISON), device="cuda")
     options = {"next_n": next_n, "path": path, "state": state, "row_slot": row_slot}
-    got = run(logits, lengths, k, next_state=left, **options)
-    assert wrong_rows(got, logits, lengths, k, next_n) == []
+    exact(logits, lengths, k, next_state=left, **options)
     assert torch.equal(state.words.view(torch.int32), words.view(torch.int32))
     assert torch.equal(state.indices, indices)
 
@@ -353,6 +328,5 @@ def test_rows_without_a_slot_leave_a_state_by_row(path: str, keep_indices: bool)
     logits, lengths = normal(4, width), int32(width, width - 7, k, 9)
     row_slot, state = int32(-1, 0, -1, 1), new_state(2, k, keep_indices=keep_indices)
     left = torch.full((4, 4), float(POISON), device="cuda")
-    got = run(logits, lengths, k, path=path, state=state, row_slot=row_slot, next_state=left)
-    assert wrong_rows(got, logits, lengths, k) == []
+    exact(logits, lengths, k, path=path, state=state, row_slot=row_slot, next_state=left)
     assert not bool((left[:, 0] == POISON).any())

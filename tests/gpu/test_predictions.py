@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import columns, full_lengths, new_stats, run_forced, words, wrong_rows
+from oracle import columns, exact, full_lengths, new_stats, words
 from torch import Tensor
 
 from gvr_topk.constants import STATE_ZSCORE_ORIGIN, GuessSource, HintReason, StatsColumn
@@ -62,8 +62,7 @@ def test_steps_of_a_chain_are_predicted(shape: str, kind: str, dtype: torch.dtyp
     for step, logits in enumerate(chain(kind, width, dtype)):
         family = family_of(logits, ctas)
         lengths, stats = full_lengths(logits), new_stats(2)
-        got = run_forced(logits, lengths, K, ctas, state=TopkState.of(left, None, K), stats=stats)
-        assert wrong_rows(got, logits, lengths, K) == [], step
+        exact(logits, lengths, K, ctas=ctas, state=TopkState.of(left, None, K), stats=stats, said=step)
         seen = columns(stats)
         assert set(seen[StatsColumn.HITS]) == {-1}
         for hit, passes, done in zip(
@@ -105,8 +104,7 @@ def test_a_state_of_a_value_gives_the_candidates(shape: str, offset: float, spre
     contains = ((above < K) & (above + inside >= K)).tolist()
     stats = new_stats(2)
     lengths = full_lengths(logits)
-    got = run_forced(logits, lengths, K, ctas, state=TopkState.of(left, None, K), stats=stats)
-    assert wrong_rows(got, logits, lengths, K) == []
+    exact(logits, lengths, K, ctas=ctas, state=TopkState.of(left, None, K), stats=stats)
     seen = columns(stats)
     assert seen[StatsColumn.GUESS] == [GuessSource.VALUE] * 2
     assert contains == [abs(offset) < spread] * 2

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from contents import CONTENTS, draw, int32, integers, rows_of_requests
-from oracle import POISON, Written, place, run_prefill, sorted_windows, wrong_windows
+from launches import captured, unobtrusive
+from oracle import POISON, Written, place, poisoned, run_prefill, sorted_windows, wrong_windows
 from torch import Tensor
 
 from gvr_topk import indexer_topk_prefill
@@ -248,13 +249,8 @@ def test_offsets_and_page_tables_are_those_of_the_cpu(
             wanted_slots = torch.zeros(rows, k, dtype=torch.int32) if slots else None
             wanted_counts = torch.zeros(rows, dtype=torch.int32)
             on_cpu = {name: t.cpu() if isinstance(t, Tensor) else t for name, t in tables.items()}
-            wanted = indexer_topk_prefill(
-                *(t.cpu() for t in (logits, starts, ends)),
-                k,
-                counts=wanted_counts,
-                slots=wanted_slots,
-                **on_cpu,
-            )
+            on_cpu |= {"counts": wanted_counts, "slots": wanted_slots}
+            wanted = indexer_topk_prefill(logits.cpu(), starts.cpu(), ends.cpu(), k, **on_cpu)
             assert torch.equal(written.out.cpu(), wanted)
             assert torch.equal(written.counts.cpu(), wanted_counts)
             if wanted_slots is not None and written.slots is not None:
@@ -295,11 +291,7 @@ def test_graph_replay_with_changed_windows(pdl: bool, path: str) -> None:
     def step() -> None:
         indexer_topk_prefill(logits, starts, ends, k, out=out, counts=counts, path=path, pdl=pdl)
 
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph = captured(step)
     for turn in range(8):
         starts.copy_(integers(-50, width, rows, seed=turn))
         ends.copy_(integers(-50, width + 50, rows, seed=turn + 100))
@@ -316,7 +308,7 @@ def test_graph_replay_with_changed_windows(pdl: bool, path: str) -> None:
 def test_two_streams_do_not_disturb_each_other() -> None:
     streams = [torch.cuda.Stream() for _ in range(2)]
     chunks = [chunk_of(300, 9000 + 8000 * i, seed=i) for i in range(2)]
-    outs = [torch.full((300, 1024), POISON, dtype=torch.int32, device="cuda") for _ in range(2)]
+    outs = [poisoned(300, 1024) for _ in range(2)]
     torch.cuda.synchronize()
     for _ in range(25):
         for stream, chunk, out in zip(streams, chunks, outs, strict=True):
@@ -349,14 +341,8 @@ def test_no_allocation_and_no_synchronization(path: str) -> None:
     chunk = chunk_of(300, 9000)
     out = torch.empty(300, 512, dtype=torch.int32, device="cuda")
     indexer_topk_prefill(*chunk, 512, out=out, path=path)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with unobtrusive():
         indexer_topk_prefill(*chunk, 512, out=out, path=path)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
 def test_compile_fullgraph_and_opcheck() -> None:
@@ -448,16 +434,10 @@ def test_small_chunks_with_every_argument(dtype: torch.dtype, path: str) -> None
         logits = place(rows_of_requests(rows, width).to(dtype), pad=3, shift=1)
         starts, ends = integers(-3, 9, rows, seed=1), integers(width // 2, width + 3, rows, seed=2)
         assert_exact(logits, starts, ends, k, path=path, stats=True)
-        run_prefill(
-            logits,
-            starts,
-            ends,
-            k,
-            slots=True,
-            stats=True,
-            path=path,
-            offsets=integers(0, 99, requests, seed=3),
-            row_request=integers(-1, requests + 1, rows, seed=4),
-            page_table=integers(-1, 99, requests * 4, seed=5).view(requests, 4),
-            page_size=64,
-        )
+        tables = {
+            "offsets": integers(0, 99, requests, seed=3),
+            "row_request": integers(-1, requests + 1, rows, seed=4),
+            "page_table": integers(-1, 99, requests * 4, seed=5).view(requests, 4),
+            "page_size": 64,
+        }
+        run_prefill(logits, starts, ends, k, slots=True, stats=True, path=path, **tables)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from contents import CONTENTS, draw, int32, integers, rows_of_requests
-from oracle import POISON, check_guards, guarded, place, sorted_windows
+from launches import captured, unobtrusive
+from oracle import POISON, check_guards, guarded, place, poisoned, sorted_windows
 from torch import Tensor
 
 from gvr_topk import PrefillCarry, indexer_topk_prefill
@@ -54,16 +55,9 @@ def in_slices(
     written["counts"] = written["counts"][0]
     for begin, end in itertools.pairwise(bounds):
         last = end == bounds[-1]
-        indexer_topk_prefill(
-            logits[:, begin:end],
-            starts,
-            ends,
-            k,
-            carry=carry,
-            column=begin,
-            pdl=pdl,
-            **({**written, **options} if last else {}),
-        )
+        given = {**written, **options} if last else {}
+        part = logits[:, begin:end]
+        indexer_topk_prefill(part, starts, ends, k, carry=carry, column=begin, pdl=pdl, **given)
         if last:
             break
         for _, inner in outputs.values():
@@ -229,12 +223,9 @@ def in_one_call(
 ) -> list[Tensor]:
     """What the op without a carry writes."""
     rows = len(logits)
-    written = {
-        "out": torch.full((rows, k), POISON, dtype=torch.int32, device="cuda"),
-        "counts": torch.full((rows,), POISON, dtype=torch.int32, device="cuda"),
-    }
+    written = {"out": poisoned(rows, k), "counts": poisoned(rows)}
     if slots:
-        written["slots"] = torch.full((rows, k), POISON, dtype=torch.int32, device="cuda")
+        written["slots"] = poisoned(rows, k)
     indexer_topk_prefill(logits, starts, ends, k, **written, **tables)
     return list(written.values())
 
@@ -301,11 +292,7 @@ def test_graph_replay_with_changed_windows(pdl: bool) -> None:
             last = out if end == width else None
             indexer_topk_prefill(logits[:, begin:end], starts, ends, k, out=last, **given)
 
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph = captured(step)
     for turn in range(6):
         starts.copy_(integers(-50, width // 2, rows, seed=turn))
         ends.copy_(integers(width // 3, width + 50, rows, seed=turn + 100))
@@ -320,15 +307,9 @@ def test_no_allocation_and_no_synchronization() -> None:
     logits, ends = rows_of_requests(rows, width), integers(9000, width, rows, seed=1)
     starts, carry = torch.zeros_like(ends), PrefillCarry(rows, k, "cuda")
     out = torch.empty(rows, k, dtype=torch.int32, device="cuda")
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with unobtrusive():
         indexer_topk_prefill(logits[:, :9000], starts, ends, k, carry=carry)
         indexer_topk_prefill(logits[:, 9000:], starts, ends, k, carry=carry, column=9000, out=out)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     assert torch.equal(out, sorted_windows(logits, starts, ends, k)[0])
 
 

@@ -10,7 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import POISON, call, new_state, new_stats, run, run_forced, words, wrong_dropped_rows, wrong_rows
+from launches import captured
+from oracle import (
+    POISON,
+    call,
+    exact,
+    new_state,
+    new_stats,
+    poisoned,
+    run,
+    words,
+    wrong_dropped_rows,
+    wrong_rows,
+)
 from torch import Tensor
 
 from gvr_topk.constants import STATE_UNKNOWN, GuessSource, HintReason, StatsColumn
@@ -82,9 +94,8 @@ def test_lengths_that_change_from_step_to_step(width: int, rows: int, dtype: tor
     for step in range(len(LENGTHS) if rows == 1 else 5):
         lengths = lengths_for(rows, step)
         shown = hide_ends(logits + 0.01 * noise(rows, width, dtype, seed=step), lengths)
-        counts = torch.full((rows,), POISON, dtype=torch.int32, device="cuda")
-        got = run(shown, lengths, K, state=state, row_slot=slots, counts=counts)
-        assert wrong_rows(got, shown, lengths, K) == [], step
+        counts = poisoned(rows)
+        got = exact(shown, lengths, K, state=state, row_slot=slots, counts=counts, said=step)
         assert torch.equal(counts, lengths.clamp(max=K))
         assert torch.equal(state.indices[slots.long()], got)
 
@@ -97,9 +108,8 @@ def test_every_k(width: int, k: int, path: str) -> None:
     logits = hide_ends(noise(8, width), lengths)
     state = new_state(8, k)
     for _ in range(3):
-        got = run(logits, lengths, k, path=path, state=state)
-        assert wrong_rows(got, logits, lengths, k) == []
-    assert wrong_rows(run(logits, lengths, k, path=path), logits, lengths, k) == []
+        exact(logits, lengths, k, path=path, state=state)
+    exact(logits, lengths, k, path=path)
 
 
 @pytest.mark.parametrize("rows", [1, 64])
@@ -111,8 +121,7 @@ def test_forced_clusters(ctas: int, rows: int) -> None:
         logits = hide_ends(noise(rows, width), lengths)
         state = new_state(rows, K)
         for _ in range(2):
-            got = run_forced(logits, lengths, K, ctas, state=state)
-            assert wrong_rows(got, logits, lengths, K) == [], width
+            exact(logits, lengths, K, ctas=ctas, state=state, said=width)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -126,8 +135,7 @@ def test_hard_rows(length: int, width: int, dtype: torch.dtype) -> None:
     lengths = int32([length] * len(kinds))
     state = new_state(len(kinds), K)
     for _ in range(3):
-        got = run(logits, lengths, K, state=state)
-        assert wrong_rows(got, logits, lengths, K) == []
+        exact(logits, lengths, K, state=state)
 
 
 @pytest.mark.parametrize("fill", [-torch.inf, torch.inf, torch.nan, 0.0])
@@ -141,9 +149,8 @@ def test_masked_rows(width: int, share: float, fill: float) -> None:
     logits = hide_ends(logits, lengths)
     state, dropping = new_state(12, K), new_state(12, K)
     for _ in range(3):
-        got = run(logits, lengths, K, state=state)
-        assert wrong_rows(got, logits, lengths, K) == []
-        counts = torch.full((12,), POISON, dtype=torch.int32, device="cuda")
+        got = exact(logits, lengths, K, state=state)
+        counts = poisoned(12)
         got = run(logits, lengths, K, state=dropping, drop_masked=True, counts=counts)
         assert wrong_dropped_rows(got, logits, lengths, K) == []
         assert torch.equal(counts, (got >= 0).sum(dim=1).to(torch.int32))
@@ -163,13 +170,10 @@ def test_pages_drafts_and_shared_slots(width: int) -> None:
     state = new_state(4, K, keep_indices=True)
     assert state.indices is not None
     for _ in range(3):
-        slots = torch.full((rows, K), POISON, dtype=torch.int32, device="cuda")
+        slots = poisoned(rows, K)
         stats = new_stats(rows)
-        got = run(
-            logits, lengths, K, next_n=next_n, state=state, row_slot=row_slot, page_table=table,
-            page_size=page_size, slots=slots, stats=stats,
-        )  # fmt: skip
-        assert wrong_rows(got, logits, lengths, K, next_n) == []
+        paged = {"page_table": table, "page_size": page_size, "slots": slots}
+        got = exact(logits, lengths, K, next_n=next_n, state=state, row_slot=row_slot, stats=stats, **paged)
         wanted = to_slots(got.cpu(), table.cpu(), page_size, next_n)
         assert torch.equal(slots.cpu(), wanted)
         assert torch.equal(state.indices, got[[15, 5, 7, 13]])
@@ -188,11 +192,7 @@ def test_graph_replay_with_changed_lengths(width: int, rows: int, keep_indices: 
     slots = torch.arange(rows, dtype=torch.int32, device="cuda")
     out = torch.empty(rows, K, dtype=torch.int32, device="cuda")
     arguments = call(logits, lengths, out, state=state, row_slot=slots)
-    launch(arguments)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch(arguments)
+    graph = captured(lambda: launch(arguments))
     for step in range(14):
         lengths.copy_(lengths_for(rows, step) if step != 9 else int32([width] * rows))
         logits.copy_(hide_ends(scores + 0.01 * step, lengths))
@@ -243,8 +243,7 @@ def test_rows_that_grow_past_the_limit_stay_predicted(width: int, rows: int, dty
         lengths = int32([length] * rows)
         logits = hide_ends(base + 0.01 * noise(rows, width, dtype, seed=1 + step), lengths)
         before, stats = left.clone(), new_stats(rows)
-        got = run(logits, lengths, K, state=TopkState.of(left, None, K), stats=stats)
-        assert wrong_rows(got, logits, lengths, K) == [], length
+        exact(logits, lengths, K, state=TopkState.of(left, None, K), stats=stats, said=length)
         windows = (before[:, 0] < 0) & (before[:, 0] != STATE_UNKNOWN)
         if length == limit + 1:  # 16-bit rows may leave no window, where many scores equal the k-th
             assert bool(windows.all()) or dtype != torch.float32
@@ -261,7 +260,7 @@ def test_lengths_that_another_stream_rewrites() -> None:
     logits = noise(rows, width)
     lengths = int32([LIMIT] * rows)
     choices = [int32([n] * rows) for n in (LIMIT, 60_000, 100, LIMIT + 1, width, 4096)]
-    guarded = torch.full((rows, K + 8), POISON, dtype=torch.int32, device="cuda")
+    guarded = poisoned(rows, K + 8)
     out: Any = guarded[:, :K]
     state = new_state(rows, K)
     arguments = call(logits, lengths, out, state=state)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from oracle import PATHS, clone, columns, full_lengths, new_state, new_stats, run, run_forced, wrong_rows
+from contents import draw as generator
+from launches import skip_unserved
+from oracle import PATHS, clone, columns, exact, full_lengths, new_state, new_stats, run, run_forced
 from torch import Tensor
 
 from gvr_topk.constants import (
-    PAPER_MAX_WIDTH,
     STATE_FLOATS,
     STATE_INFINITE,
     STATE_MASKED,
@@ -42,10 +43,6 @@ SHAPES = {
 """Width, rows and forced cluster size."""
 
 LONG = [name for name in SHAPES if name not in ("small row", "resident, 32768", "262144")]
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator(device="cuda").manual_seed(seed)
 
 
 def chain(rows: int, width: int, draw: torch.Generator) -> Iterator[Tensor]:
@@ -85,8 +82,7 @@ KINDS: dict[str, Kind] = {
 def check(logits: Tensor, state: TopkState, ctas: int = 0, **more: Tensor) -> None:
     """One exact step, which leaves something that a step may leave."""
     lengths = full_lengths(logits)
-    got = run_forced(logits, lengths, K, ctas, state=state, **more)
-    assert wrong_rows(got, logits, lengths, K) == []
+    exact(logits, lengths, K, ctas=ctas, state=state, **more)
     left = state.words[:, 0]
     assert bool((left.isfinite() & (left <= STATE_MASKED)).all()), state.words
 
@@ -150,8 +146,7 @@ def test_slots_by_table(dtype: torch.dtype, keep_indices: bool) -> None:
         before = state.words.clone()
         logits = next(steps).to(dtype)
         row_slot = torch.tensor(table, dtype=torch.int32, device="cuda")
-        got = run(logits, lengths, K, next_n=next_n, state=state, row_slot=row_slot)
-        assert wrong_rows(got, logits, lengths, K, next_n) == [], (step, table)
+        exact(logits, lengths, K, next_n=next_n, state=state, row_slot=row_slot, said=(step, table))
         written = {slot for slot in table[next_n - 1 :: next_n] if 0 <= slot < slots}
         others = sorted(set(range(slots)) - written)
         assert torch.equal(state.words[others].view(torch.int32), before[others].view(torch.int32)), table
@@ -203,8 +198,7 @@ def test_of_requests_that_name_one_slot_the_last_one_leaves_its_state(
 ) -> None:
     """Positions are never a mixture, and all that is left is what the last request leaves alone."""
     width, requests = SHARED[shape]
-    if path == "paper_gvr" and width > PAPER_MAX_WIDTH:
-        pytest.skip("the paper's kernel has no such width")
+    skip_unserved(path, width)
     rows, draw = requests * next_n, generator(width + next_n)
     lengths = torch.full((requests,), width, dtype=torch.int32, device="cuda")
     lengths[::5] = K // 2  # short rows, which leave their positions and no words
@@ -216,8 +210,7 @@ def test_of_requests_that_name_one_slot_the_last_one_leaves_its_state(
     state, steps = new_state(4, K, keep_indices=True), chain(rows, width, draw)
     for _ in range(3):
         logits, before, apart, observed = next(steps), clone(state), clone(state), clone(state)
-        got = run(logits, lengths, K, next_n=next_n, path=path, state=state, row_slot=row_slot)
-        assert wrong_rows(got, logits, lengths, K, next_n) == []
+        got = exact(logits, lengths, K, next_n=next_n, path=path, state=state, row_slot=row_slot)
         run(logits, lengths, K, next_n=next_n, path=path, state=apart, row_slot=alone)
         step = {"next_n": next_n, "path": path, "state": observed, "row_slot": row_slot}
         run_forced(logits, lengths, K, 0, stats=new_stats(rows), **step)

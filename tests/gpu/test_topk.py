@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from contents import CONTENTS, draw
+from launches import never_waiting
 from torch import Tensor
 
 from gvr_topk import kth_value, topk, topk_mask, topk_threshold, torch_backend
@@ -157,12 +158,8 @@ def all_of(given: Tensor, k: int) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("k", [7, 5000])
 def test_a_replayed_graph_selects_afresh_and_nothing_waits_for_the_device(k: int) -> None:
     given, graph = torch.randn(6000, 5100, device="cuda", generator=draw(3)), torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_waiting():
         all_of(given, k)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     with torch.cuda.graph(graph):
         captured = all_of(given, k)
     for step in range(3):
