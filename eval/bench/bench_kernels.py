@@ -60,7 +60,6 @@ from eval.bench.bench_report import (
     GROUPS,
     MEASURED,
     OURS,
-    dump,
 )
 from eval.bench.kernel_timing import Chain, ChainRun, Implementation, Prepared
 from eval.bench.our_kernels import (
@@ -72,7 +71,7 @@ from eval.bench.our_kernels import (
     VARIANTS,
     prepare_ours,
 )
-from eval.common.machine import describe_machine, without_folders, write_text
+from eval.common.machine import describe_machine, without_folders, write_json
 from eval.common.options import (
     BaselineFolder,
     Commit,
@@ -413,8 +412,8 @@ def main(
         print(f"{time.monotonic() - started:5.0f}s {cell.key}{guessed}: {shown}", flush=True)
         del run
         torch.cuda.empty_cache()
-        _write(data, out)
-    _write(data, out)
+        write_json(out, without_folders(data))
+    write_json(out, without_folders(data))
     longest = sorted(spent.items(), key=lambda each: -each[1])
     by_name = ", ".join(f"{name} {taken:.0f}" for name, taken in longest)
     print(f"{time.monotonic() - started:.0f} s in all, of which by implementation: {by_name}")
@@ -422,11 +421,6 @@ def main(
         raise typer.Exit(1)
     if stopped:
         raise typer.Exit(3)
-
-
-def _write(data: dict[str, Any], out: Path) -> None:
-    """Write the file in one step: a killed run leaves the last one."""
-    write_text(out, dump(without_folders(data)))
 
 
 def _failed(result: dict[str, Any]) -> bool:

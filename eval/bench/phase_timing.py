@@ -46,19 +46,9 @@ WARM_SWEEPS = 2
 
 
 def phase_cycles(clocks: npt.NDArray[np.int64], phases: Sequence[str]) -> dict[str, Any]:
-    """Median cycles of each phase over launches.
+    """Median cycles of each phase of the plain sequence, which has one stamp more than phases.
 
-    Parameters
-    ----------
-    clocks : ndarray, shape [launches, stamps], int64
-        SM clock at each boundary, 0 where no stamp was taken.
-    phases : sequence of str
-        Names of the phases of the plain sequence: one fewer than its stamps.
-
-    Raises
-    ------
-    InputError
-        No launch has a stamp.
+    `clocks` are those of the SM at each boundary, ``[launches, stamps]``, 0 where no stamp was taken.
     """
     taken = (clocks != 0).sum(axis=1)
     if not taken.any():

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
@@ -29,9 +30,7 @@ from eval.bench.bench_report import (
     SHAPES,
     Cell,
     Index,
-    geometric_mean,
     hard_rows,
-    hint_ratios,
     sampling_table,
     worst_launch,
     worst_ratios,
@@ -192,7 +191,7 @@ def common_values(bench: Mapping[str, Any], index: Index, files: Results) -> dic
     names = ", ".join(sorted(set(earlier)))
     told = f"{len(earlier):,} of the file's {len(commits):,} figures are of commit {names}"
     launches = {its["each_us"]["launches"] for its in index.results if "each_us" in its}
-    ratios = {row["other"]: row for row in worst_ratios(index)}
+    ratios = worst_ratios(index)
     named = {impl: peers.get(impl, impl) for impl in BASELINES} | {PAPER: "the paper's kernel"}
     return {
         "device": device_of(bench),
@@ -405,11 +404,11 @@ def worst_launches(index: Index) -> dict[str, Any] | None:
 
 def hint_figures(index: Index) -> dict[str, Any]:
     """What the hint, masks and PDL do to the time."""
-    costs = [row["ratio"] for row in hint_ratios(index)]
+    costs = index.ratios(HINTED, NO_HINT).values()
     pdl = index.ratios(PDL, HINTED, lambda cell: cell["group"] == "main")
     names = {cell["key"]: cell_name(cell) for cell in index.cells()}
     return {
-        "mean": geometric_mean(costs) if costs else None,
+        "mean": statistics.geometric_mean(costs) if costs else None,
         "most": _extreme(max, costs),
         "worst": _extreme(max, (worst_launch(index, cell["key"]) for cell in index.group("engine", "scale"))),
         "masked": _extreme(max, hard_rows(index, "mask").values()),

@@ -13,9 +13,9 @@ import pytest
 import torch
 from bench_data import file_of, result
 
-from eval.bench import bench_kernels
 from eval.bench.bench_cases import EngineRows, Sources, all_cells
 from eval.bench.bench_report import ALL, FLOOR, MEASURED
+from eval.common.machine import write_json
 from eval.common.paths import ROOT
 from eval.report import picture, provenance, readme
 from gvr_topk.evaluation.synthetic import LayerGenerator
@@ -46,7 +46,7 @@ class TestReadmeTable:
                 results.append((cell, result(cell, impl, us, exact, worst_us=9.0, run=0)))
         data = file_of(*results)
         data["runs"][0]["sets_in_20_runs"] = dict.fromkeys(ALL, 1)
-        bench_kernels._write(data, folder / "bench.json")
+        write_json(folder / "bench.json", data)
         shutil.copy(ROOT / "eval" / "results" / readme.GPU / "fuzz_1.json", folder)
         monkeypatch.setattr(readme, "RESULTS", folder)
         monkeypatch.setattr(readme, "PICTURE", tmp_path / "bench.png")
