@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -78,9 +78,6 @@ class Configuration:
         if not self.aligned:
             return self.width | 1
         return -(-self.width // ROW_ALIGNMENT) * ROW_ALIGNMENT
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 _PREFILL: dict[str, Any] = {"indices": False, "counts": True, "op": "prefill"}
@@ -216,17 +213,7 @@ _KEPT_VARIANCE = {"loose": 0.5, "scaled": 0.99}
 
 
 def chain_steps(kind: str, shape: tuple[int, ...], draw: Draw) -> Iterator[Tensor]:
-    """Scores of one decode step after the other, ``shape``, fp32: an autoregression, changed by kind.
-
-    Parameters
-    ----------
-    kind : str
-        One of `CHAINS`.
-    shape : tuple of int
-        Of a step: ``(rows, width)``.
-    draw : torch.Generator
-        On the device of the rows.
-    """
+    """Scores ``(rows, width)`` of consecutive decode steps, fp32: an autoregression, changed by kind."""
     keep = _KEPT_VARIANCE.get(kind, 0.9)
 
     def normal() -> Tensor:
@@ -346,23 +333,7 @@ def stale_states(slots: int, draw: Draw) -> Tensor:
 
 
 def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int], draw: Draw) -> Tensor:
-    """Contents of a tensor, of which a rewriting kernel takes each word by chance.
-
-    Parameters
-    ----------
-    tensor : str
-        One of `REWRITINGS`.
-    configuration : Configuration
-    shape : sequence of int
-        Of the tensor.
-    draw : torch.Generator
-        On the device of the result.
-
-    Returns
-    -------
-    Tensor, ``[contents, *shape]``
-        Of the tensor's dtype.
-    """
+    """Contents of a tensor, ``[contents, *shape]``, of which a rewriting kernel takes each word by chance."""
     device = draw.device
 
     def chosen(values: Sequence[float], dtype: torch.dtype, contents: int = 64) -> Tensor:
@@ -378,9 +349,8 @@ def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int]
 
     if tensor == "parameters":
         words = sample_parameters([*SAMPLE_SETTINGS, (-1.0, -1, -1.0, 2.0), (1e30, 2**31 - 1, 1e-30, 1.0)])
-        return torch.cat(
-            [chosen(words.flatten().tolist(), torch.int32), integers(INT32.min, INT32.max + 1, 16)]
-        )
+        any_bits = integers(INT32.min, INT32.max + 1, 16)
+        return torch.cat([chosen(words.flatten().tolist(), torch.int32), any_bits])
     if tensor == "seq_lens":
         return chosen(seq_len_values(configuration), torch.int32)
     if tensor == "row_slot":

@@ -12,7 +12,7 @@ everything and puts poison back where the next launches write.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,35 +59,18 @@ _COUNTERS = ("launches", "wrong_launches", "wrong_words", "guard_words", "wrong_
 
 @dataclass(frozen=True)
 class Counts:
-    """What the comparisons have found since the last reset.
+    """What the comparisons have found since the last reset."""
 
-    Attributes
-    ----------
-    launches : int
-        Launches compared.
-    wrong_launches, wrong_words : int
-        Of these, launches with a wrong result, and the words that were wrong, in hints too.
-    guard_words : int
-        Guard words that were overwritten.
-    wrong_hints : int
-        Comparisons of a chain's hints that found another one than the last step's result.
-    first_wrong : str
-        Where the first wrong word was, and what it held; empty if there was none.
-    """
-
-    launches: int = 0
-    wrong_launches: int = 0
-    wrong_words: int = 0
-    guard_words: int = 0
-    wrong_hints: int = 0
-    first_wrong: str = ""
+    launches: int = 0  # that were compared
+    wrong_launches: int = 0  # launches with a wrong result
+    wrong_words: int = 0  # words that were wrong, in hints too
+    guard_words: int = 0  # guard words that were overwritten
+    wrong_hints: int = 0  # comparisons of a chain's hints that found another one than the last step's result
+    first_wrong: str = ""  # where the first wrong word was, and what it held
 
     @property
     def clean(self) -> bool:
         return not (self.wrong_launches or self.wrong_words or self.guard_words or self.wrong_hints)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -155,17 +138,10 @@ def graph_launches(configuration: Configuration, device: str) -> int:
 class Workload:
     """Launches of one configuration over rows of their own, what they should write, and their graph.
 
-    Parameters
-    ----------
-    configuration : Configuration
-    device : {"cuda", "cpu"}
-        On the CPU launches run one by one, without a graph.
-    launches : int, optional
-        Default: `graph_launches`. A multiple of `ROW_SETS` has so many rows, any other number a row each.
-    seed : int
-    rewritable : bool
-        All launches share their lengths and two row buffers, so that one kernel can rewrite them all. They
-        are one chain, and a log gets the time between any two of them.
+    On the CPU launches run one by one, without a graph. A multiple of `ROW_SETS` launches has so many rows,
+    any other number a row each; `graph_launches` is the default. Where they are rewritable, they share their
+    lengths and two row buffers, so that one kernel can rewrite them all. They are one chain then, and a log
+    gets the time between any two of them.
     """
 
     def __init__(
