@@ -16,6 +16,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from eval.common.draw import Draw
 from eval.stress.stress_cases import Configuration
 from eval.stress.stress_library import HOW_TO_BUILD, StressError, TimeLog, neighbours_library, succeed
 from eval.stress.stress_workload import Workload
@@ -226,11 +227,11 @@ def make_rewriter(target: Tensor, pool: Tensor) -> Neighbour:
     contents = len(pool)
     assert pool.is_contiguous() and pool.dtype == target.dtype and pool[0].numel() == target.numel()
     if target.device.type == "cpu":
-        draw = torch.Generator().manual_seed(0)
+        draw = Draw("cpu", 0)
         choices = pool.view(contents, *target.shape)
 
         def rewrite() -> None:
-            which = torch.randint(contents, target.shape, generator=draw)
+            which = draw.integers(0, contents, *target.shape)
             target.copy_(choices.gather(0, which[None])[0])
 
         return Neighbour("rewriter", rewrite, on_cpu=True)

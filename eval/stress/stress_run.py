@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from eval.common.draw import Draw
 from eval.stress.stress_cases import Configuration, can_rewrite, rewrite_pool, rewritten_tensor
 from eval.stress.stress_library import (
     CHAOS_MODES,
@@ -184,7 +185,7 @@ def run_rewriting(
     `stress_cases.REWRITINGS`), spread evenly over the configurations that have it.
     """
     device, seed = run.data["device"], run.data["seed"]
-    draw = torch.Generator(device=device).manual_seed(seed)
+    draw = Draw(device, seed)
     turns = itertools.cycle(range(max(1, chaos_modes())))
     having = Counter(name for c in configurations for name in tensors if can_rewrite(c, name))
     for configuration in configurations:

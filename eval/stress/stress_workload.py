@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import gvr_topk
+from eval.common.draw import Draw
 from eval.common.outputs import DTYPES, expected_outputs
 from eval.stress.stress_cases import (
     CHAINS,
@@ -159,7 +160,7 @@ class Workload:
         sets = ROW_SETS[device]
         self._row_sets = self.launches if self.launches % sets else sets
         self._rewritable = rewritable
-        self._draw = torch.Generator(device=device).manual_seed(1_000_003 * seed + 17)
+        self._draw = Draw(device, 1_000_003 * seed + 17)
         self._make_inputs()
         self._make_words()
         self._seq_lens_before = self.seq_lens.clone()
@@ -194,7 +195,7 @@ class Workload:
         self.row_slot = None
         slots = torch.arange(c.requests)
         if c.row_slot:
-            slots = torch.randperm(c.slots, generator=torch.Generator().manual_seed(c.slots))[: c.requests]
+            slots = Draw("cpu", c.slots).order(c.slots)[: c.requests]
             if c.requests >= 4:  # rows without a slot, as padding has none
                 slots[1], slots[2] = -1, c.slots + 7
             self.row_slot = slots.repeat_interleave(c.next_n).to(self.device, torch.int32)
@@ -204,7 +205,7 @@ class Workload:
         table_rows = c.slots if c.is_prefill else c.requests
         if c.page_size:
             pages = max(1, c.width // c.page_size - 2)  # the last positions have no page
-            order = torch.randperm(4 * table_rows * pages, generator=self._draw, device=self.device)
+            order = self._draw.order(4 * table_rows * pages)
             self.page_table = order[: table_rows * pages].view(table_rows, pages).to(torch.int32)
         if c.is_prefill:
             self._make_windows(table_rows)
@@ -224,7 +225,7 @@ class Workload:
         self.row_starts = (7 * request % 61).to(torch.int32)
         lengths = torch.stack([row_lengths(seq_lens, c.rows, c.next_n) for seq_lens in self.seq_lens])
         if c.short_rows:
-            chance = torch.rand(lengths.shape, generator=self._draw, device=self.device)
+            chance = self._draw.uniform(*lengths.shape)
             lengths = torch.where(chance < 1 / 3, (3 * chance * (c.k + 1)).to(lengths.dtype), lengths)
         self.seq_lens = (lengths + self.row_starts).clamp(max=c.width).to(torch.int32)
         if c.offsets:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from eval_fakes import Ended, run_verb
 
+from eval.common.draw import Draw
 from eval.common.outputs import DTYPES, INT32
 from eval.common.paths import ROOT
 from eval.fuzz import fuzz
@@ -94,8 +95,8 @@ class TestConfigurations:
 
 
 class TestContents:
-    def draw(self) -> torch.Generator:
-        return torch.Generator().manual_seed(3)
+    def draw(self) -> Draw:
+        return Draw("cpu", 3)
 
     @pytest.mark.parametrize("kind", CHAINS)
     def test_steps_of_a_chain_follow_each_other(self, kind: str) -> None:
@@ -318,7 +319,7 @@ class TestWorkload:
         workload = Workload(configuration, "cpu", launches=4, rewritable=True)
         target = workload.tensor(rewritten_tensor(tensor))
         before = target.clone()
-        draw = torch.Generator().manual_seed(1)
+        draw = Draw("cpu", 1)
         rewriter = make_rewriter(target, rewrite_pool(tensor, workload.configuration, target.shape, draw))
         rewriter.feed()
         assert not torch.equal(target, before)
