@@ -60,13 +60,7 @@ def no_gpu(option: str = "") -> str:
 
 
 def names_of(option: str, text: str, known: Sequence[str]) -> list[str]:
-    """Names in a comma-separated text; ``all`` stands for all.
-
-    Raises
-    ------
-    typer.BadParameter
-        There is none, or one is unknown.
-    """
+    """Names in a comma-separated text, of which there is one at least; ``all`` stands for all."""
     names = list(known) if text == "all" else [name for name in text.split(",") if name]
     if not names or not set(names) <= set(known):
         raise typer.BadParameter(f"{option}: wanted all or some of {','.join(known)}, got {text!r}")
@@ -141,13 +135,7 @@ def refuse_repeats(values: Sequence[Hashable], option: str) -> None:
 
 
 def integers(option: str, text: str, least: int = 1) -> list[int]:
-    """Integers in a comma-separated text.
-
-    Raises
-    ------
-    typer.BadParameter
-        A part is no integer, or too small.
-    """
+    """Integers in a comma-separated text."""
     given = [int(part) for part in text.split(",") if part.isdecimal()]
     if len(given) < len(text.split(",")) or min(given) < least:
         raise typer.BadParameter(f"{option}: wanted integers of at least {least}, got {text!r}")

@@ -264,11 +264,8 @@ def run(
 ) -> dict[str, Any]:
     """Run the schedule once, with the hook ``off`` or ``on``.
 
-    Returns
-    -------
-    dict
-        ``sets`` (list per step of one tensor per layer), their ``agreement`` with those `expected`,
-        ``graph_us``, ``hook_us`` (list by kind of step, which `simulate` explains), ``counters``.
+    ``sets`` has per step one tensor per layer, ``agreement`` how far they are those `expected`, and
+    ``hook_us`` the times by kind of step, which `simulate` explains.
     """
     engine_ops: Any = torch.ops.trtllm
     sets: list[list[Tensor]] = []

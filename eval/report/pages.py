@@ -25,16 +25,9 @@ def word(number: int) -> str:
 
 
 def table(headers: str | Sequence[str], rows: Iterable[Iterable[str]], align: str = "l") -> str:
-    """A Markdown table.
+    """A Markdown table; headers may be one text with bars between the columns.
 
-    Parameters
-    ----------
-    headers : str or sequence of str
-        One string has bars between the columns.
-    rows : iterable of iterable of str
-        Cells.
-    align : str
-        ``l`` or ``r`` of the first columns; the others are to the right.
+    Of the first columns `align` says ``l`` or ``r``; the others are to the right.
     """
     names = headers.split(" | ") if isinstance(headers, str) else headers
     rule = "".join("---|" if side == "l" else "---:|" for side in align.ljust(len(names), "r"))

@@ -101,14 +101,7 @@ NOISE = 0.01
 
 
 def load_bench() -> dict[str, Any]:
-    """The kernel benchmark's file.
-
-    Raises
-    ------
-    RefusedError
-        Another version of the benchmark wrote it, a result of this package was not exact, one set of scores
-        had several selections, or runs are of several kinds of GPU.
-    """
+    """The kernel benchmark's file, if every result of this package is exact, and every selection the same."""
     data: dict[str, Any] = json.loads((RESULTS / BENCH).read_text())
     if data.get("format") != FORMAT:
         hint = "run python -m eval bench on the GPU and put its file there"

@@ -20,18 +20,9 @@ Data = Mapping[str, Any]
 
 
 def vllm_figures(folder: Path) -> str:
-    """Everything that was measured inside vLLM.
+    """Everything that was measured inside vLLM, from the folder of one GPU's result files.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of one GPU's result files. Times are those of another GPU if it has none; rows are counted over
-        all GPUs.
-
-    Raises
-    ------
-    RefusedError
-        A part of what was to be measured failed.
+    Times are those of another GPU if it has none; rows are counted over all GPUs.
     """
     files = Results(folder)
     compared = _sound(files.quote(files.of_all_gpus(TRIALS, _has_compared)))
