@@ -329,9 +329,7 @@ def _flashinfer(folder: Path) -> Prepare:
             workspace = _bytes(FLASHINFER_STATES_BYTES, logits)
         steps = _steps(chain, results, logits)
         return _calls(
-            on_stream(ffi, function),
-            results,
-            ((row, out, values, workspace, *rest) for row, _, out in steps),
+            on_stream(ffi, function), results, ((row, out, values, workspace, *rest) for row, _, out in steps)
         )
 
     return prepare

@@ -52,15 +52,7 @@ from eval.bench.bench_cases import (
     prepare_sources,
     quick_cells,
 )
-from eval.bench.bench_report import (
-    ALL,
-    BASELINES,
-    FLOOR,
-    FORMAT,
-    GROUPS,
-    MEASURED,
-    OURS,
-)
+from eval.bench.bench_report import ALL, BASELINES, FLOOR, FORMAT, GROUPS, MEASURED, OURS
 from eval.bench.kernel_timing import Chain, ChainRun, Implementation, Prepared
 from eval.bench.our_kernels import (
     HINTED,

@@ -121,11 +121,7 @@ def table(results: Sequence[dict[str, Any]], kernel: str) -> str:
     return f"{kernel}: us\n{markdown_table(['rows', 'graph', 'total', *PHASES[kernel], 'launches'], rows)}"
 
 
-def main(
-    out: Out = Path("out/phase_timing.json"),
-    traces: TraceFolder = None,
-    commit: Commit = "",
-) -> None:
+def main(out: Out = Path("out/phase_timing.json"), traces: TraceFolder = None, commit: Commit = "") -> None:
     """Measure every path on the paper's layers, traces and Gaussian rows, and print the tables."""
     require_gpu()
     require_writable(out)

@@ -305,13 +305,7 @@ def run(
         finally:
             integration.uninstall()
             engine_ops.indexer_topk_decode = op
-    return {
-        "sets": sets,
-        "agreement": agreement,
-        "graph_us": graph_us,
-        "hook_us": hook_us,
-        "counters": seen,
-    }
+    return {"sets": sets, "agreement": agreement, "graph_us": graph_us, "hook_us": hook_us, "counters": seen}
 
 
 def compare(decoder: Decoder, wanted: list[Tensor], got: list[Tensor], agreement: dict[str, int]) -> None:

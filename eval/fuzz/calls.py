@@ -43,12 +43,7 @@ from gvr_topk.constants import (
     StatsColumn,
 )
 from gvr_topk.contract import best_blocks, exact_topk, exact_topk_in_blocks, order_key, row_lengths
-from gvr_topk.evaluation.oracle import (
-    drop_masked_positions,
-    sorted_blocks,
-    sorted_in_blocks,
-    sorted_topk,
-)
+from gvr_topk.evaluation.oracle import drop_masked_positions, sorted_blocks, sorted_in_blocks, sorted_topk
 from gvr_topk.ops import launch
 from gvr_topk.policy import parse_path
 from gvr_topk.sampling import reference
@@ -293,11 +288,7 @@ def _blocks(case: Case, draw: Draw) -> Callable[[], Written]:
         given[rows] = _given(kind, blocks[rows], case, draw)
     positions = select(logits, lengths, case.k)
     in_given = select_in_blocks(logits, lengths, given, case.given_k)
-    options = {
-        "next_n": case.next_n,
-        "flags": FLAG_PDL * case.pdl,
-        "compress_ratio": case.compress_ratio,
-    }
+    options = {"next_n": case.next_n, "flags": FLAG_PDL * case.pdl, "compress_ratio": case.compress_ratio}
 
     def call() -> Written:
         results = {

@@ -93,10 +93,7 @@ def drawn_cases(device: str, seed: int, ops: Sequence[str], paths: Sequence[str]
 
 
 def run(
-    device: str,
-    seconds: float,
-    chosen: Iterator[Case],
-    beside: Sequence[Neighbour] = (),
+    device: str, seconds: float, chosen: Iterator[Case], beside: Sequence[Neighbour] = ()
 ) -> dict[str, Any]:
     """Fuzz until the time is over, the cases are, or one fails; neighbours take turns, case by case.
 

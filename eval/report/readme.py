@@ -118,10 +118,8 @@ def load_bench() -> dict[str, Any]:
 
 def results() -> str:
     """The README's section: one table, what was measured in an engine, and a few sentences."""
-    bench, files = load_bench(), Results(RESULTS)
-    index = Index(bench)
-    files.quote({BENCH: bench})
-    values = common_values(bench, index, files)
+    files = Results(RESULTS)
+    _, index, values = common_values(files)
     peers = with_figures(index, {impl: values["peers"][impl] for impl in README_PEERS})
     short = times_lines(index, README_SHAPES, (HINTED, *peers))
     values |= {
@@ -135,10 +133,8 @@ def results() -> str:
 
 def performance() -> str:
     """Figures of the page that says what takes how long."""
-    bench, files = load_bench(), Results(RESULTS)
-    index = Index(bench)
-    files.quote({BENCH: bench})
-    values = common_values(bench, index, files)
+    files = Results(RESULTS)
+    bench, index, values = common_values(files)
     peers, run = values["peers"], bench["runs"][0]
     *given, last = (f"`{name}`" for name in run[HINTED])
     columns = {HINTED: "this package", PDL: "with PDL", NO_HINT: "no hint", **with_figures(index, peers)}
@@ -161,7 +157,7 @@ def performance() -> str:
         "wide": wide_table(index),
         "floor": table(
             "N x batch | this package | reading alone",
-            times_lines(index, sorted(FLOOR_SHAPES, key=_by_batch), (HINTED, FLOOR), digits=2),
+            times_lines(index, by_batch(FLOOR_SHAPES), (HINTED, FLOOR), digits=2),
         ),
         "v4": index.group("v4") and table(["k", "N x batch", *v4.values()], of_v4, align="rl"),
         "hint": hint_figures(index),
@@ -174,8 +170,11 @@ def performance() -> str:
     return render("performance.md.j2", **values, older=older_kernels(files.quoted))
 
 
-def common_values(bench: Mapping[str, Any], index: Index, files: Results) -> dict[str, Any]:
-    """What both pages say of the benchmark, the host and the runs under load."""
+def common_values(files: Results) -> tuple[dict[str, Any], Index, dict[str, Any]]:
+    """The benchmark, and what both pages say of it, of the host and of the runs under load."""
+    bench = load_bench()
+    index = Index(bench)
+    files.quote({BENCH: bench})
     peers = peer_names(run["baselines"] for run in bench["runs"])
     k, dtype = (" or ".join(sorted({str(c[what]) for c in index.group("main")})) for what in ("k", "dtype"))
     first = bench["runs"][0]["machine"]["commit"]
@@ -186,7 +185,7 @@ def common_values(bench: Mapping[str, Any], index: Index, files: Results) -> dic
     launches = {its["each_us"]["launches"] for its in index.results if "each_us" in its}
     ratios = worst_ratios(index)
     named = {impl: peers.get(impl, impl) for impl in BASELINES} | {PAPER: "the paper's kernel"}
-    return {
+    values = {
         "device": device_of(bench),
         "commits": f"commit {first}{f'; {told}' if earlier else ''}",
         "k": k,
@@ -200,6 +199,7 @@ def common_values(bench: Mapping[str, Any], index: Index, files: Results) -> dic
         "decode": simulated(files),
         "stress": stressed(files),
     }
+    return bench, index, values
 
 
 def cell_name(cell: Cell) -> str:
@@ -212,8 +212,8 @@ def shape_name(n: int, batch: int) -> str:
     return f"{n:,} x {batch:,}"
 
 
-def _by_batch(shape: tuple[int, int]) -> tuple[int, int]:
-    return shape[::-1]
+def by_batch(shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    return sorted(shapes, key=lambda shape: shape[::-1])
 
 
 def trace_name(cell: Cell) -> str:
@@ -264,7 +264,7 @@ def times_lines(
 
 def times_table(index: Index, columns: Mapping[str, str]) -> str:
     """Microseconds per launch of every implementation; behind this package's, those on harder rows."""
-    shapes = sorted(SHAPES, key=_by_batch)
+    shapes = by_batch(SHAPES)
     rows = times_lines(index, shapes, tuple(columns))
     for row, shape in zip(rows, shapes, strict=True):
         hard = slowest(index, *shape, "mask", "adversarial", "scale")

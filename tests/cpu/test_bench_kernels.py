@@ -17,22 +17,9 @@ from bench_data import CAUSAL, file_of, index_of, result
 from bench_data import short_chains as short_chains  # a fixture for all
 
 from eval.__main__ import main
-from eval.bench import (
-    baselines,
-    bench_kernels,
-    kernel_timing,
-    oracles,
-    our_kernels,
-    phase_timing,
-)
+from eval.bench import baselines, bench_kernels, kernel_timing, oracles, our_kernels, phase_timing
 from eval.bench.bench_cases import Cell, Sources, make_chain
-from eval.bench.bench_report import (
-    FORMAT,
-    Index,
-    hard_rows,
-    worst_launch,
-    worst_ratios,
-)
+from eval.bench.bench_report import FORMAT, Index, hard_rows, worst_launch, worst_ratios
 from eval.bench.kernel_timing import Chain, ChainRun, Implementation, Prepared
 from eval.bench.our_kernels import IMPLEMENTATIONS
 from eval.common.machine import write_json

@@ -248,12 +248,7 @@ def _wait_for(path: Path) -> str:
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [
-        (signal.SIGINT, 130),
-        (signal.SIGTERM, 143),
-        (signal.SIGHUP, 129),
-        (signal.SIGKILL, -signal.SIGKILL),
-    ],
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -signal.SIGKILL)],
 )
 def test_no_signal_leaves_the_engine_running(bench: Bench, number: int, status: int) -> None:
     bench.write_tool(SLOW)

@@ -104,13 +104,9 @@ def test_modules_have_no_second_entry() -> None:
     """Other files that run by themselves are started by a verb in a process of their own."""
     files = [*EVAL.glob("*.py"), *EVAL.glob("*/*.py")]
     entries = {file.name for file in files if re.search(r"^if __name__ == ", file.read_text(), re.M)}
-    started = {
-        "guard.py",
-        "probe_build.py",
-        "vllm_engine.py",
-    }
+    started = {"guard.py", "probe_build.py", "vllm_engine.py"}
     compilers = {"cudnn_topk.py"}  # makes a library for `--baseline-dir`, in an environment of its own
-    assert entries == {"__main__.py", "read_floor.py", *started, *compilers}
+    assert entries == {"__main__.py", *started, *compilers}
 
 
 def test_a_missing_package_is_named(tmp_path: Path) -> None:
@@ -197,13 +193,6 @@ def test_a_reader_that_has_gone_makes_no_traceback() -> None:
     done = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
-
-
-def test_read_floor_alone_says_where_it_is_measured() -> None:
-    command = [sys.executable, "eval/bench/read_floor.py"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "python -m eval bench --only read_floor" in done.stderr
 
 
 def test_results_name_their_commit() -> None:

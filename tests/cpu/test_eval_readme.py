@@ -93,14 +93,7 @@ class TestReadmeTable:
             if path.name != "bench.json":
                 path.unlink()
         page, block = readme.performance(), readme.results()
-        words = (
-            "**Prefill**",
-            "DeepSeek-V4",
-            "**Host time",
-            "Fuzzing",
-            "Simulated",
-            "Under load",
-        )
+        words = ("**Prefill**", "DeepSeek-V4", "**Host time", "Fuzzing", "Simulated", "Under load")
         assert [word for word in words if word in page] == []
         assert "Inside vLLM" not in block and "Worst launch" not in block and "\n\n\n" not in page + block
 
