@@ -341,40 +341,34 @@ def trace_rows(source: ScoreSource, device: torch.device | str) -> list[Tensor]:
 
 
 def load_sources(folder: Path | None) -> Sources:
-    """Everything that a folder holds: see `load_traces` and `load_engines`."""
-    return Sources(load_traces(folder), load_engines(folder))
+    """The shipped trace, and the traces and the engines' rows of a folder, whose other archives are left out.
 
-
-def load_traces(folder: Path | None) -> list[ScoreSource]:
-    """The shipped trace and those of a folder, whose archives of other things are left out."""
+    An engine's rows are ``0.logits``, ``1.logits`` and so on.
+    """
     if folder is None:
-        return []
+        return Sources()
     shipped = shipped_trace()
-    names = [path for path in sorted(folder.glob("*.npz")) if path.stem != shipped.name]
-    return [shipped, *(load_trace(path) for path in names if _holds(path, "K"))]
-
-
-def load_engines(folder: Path | None) -> list[EngineRows]:
-    """The archives of a folder that hold an engine's rows: ``0.logits``, ``1.logits`` and so on."""
-    if folder is None:
-        return []
-    found = []
+    traces: list[ScoreSource] = [shipped]
+    engines = []
     for path in sorted(folder.glob("*.npz")):
-        if _holds(path, "0.logits"):
+        arrays = _arrays(path)
+        if "K" in arrays and path.stem != shipped.name:
+            traces.append(load_trace(path))
+        if "0.logits" in arrays:
             with np.load(path) as archive:
-                names = sorted(name for name in archive.files if name.endswith(".logits"))
+                names = sorted(name for name in arrays if name.endswith(".logits"))
                 layers = tuple(torch.from_numpy(archive[name]) for name in names)
-            found.append(EngineRows(path.stem, layers))
-    return found
+            engines.append(EngineRows(path.stem, layers))
+    return Sources(traces, engines)
 
 
-def _holds(path: Path, array: str) -> bool:
-    """Whether an archive has an array; a file that is none is for `load_trace` to refuse."""
+def _arrays(path: Path) -> list[str]:
+    """Names of an archive's arrays; a file that is none is for `load_trace` to refuse."""
     try:
         with np.load(path) as archive:
-            return array in archive.files
+            return list(archive.files)
     except (OSError, ValueError, EOFError):
-        return array == "K"
+        return ["K"]
 
 
 def _named(name: str, sources: Sequence[Any]) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from eval.bench.bench_cases import Cell, Sources, all_cells, load_traces, make_chain
+from eval.bench.bench_cases import Cell, all_cells, load_sources, make_chain
 from eval.bench.bench_report import SHAPES
 from eval.bench.kernel_timing import Chain, ChainRun
 from eval.bench.our_kernels import Variant, prepare_ours
@@ -125,7 +125,7 @@ def main(out: Out = Path("out/phase_timing.json"), traces: TraceFolder = None, c
     """Measure every path on the paper's layers, traces and Gaussian rows, and print the tables."""
     require_gpu()
     require_writable(out)
-    sources = Sources(load_traces(traces))
+    sources = load_sources(traces)
     chosen = [cell for cell in all_cells(sources) if cell.group in ("layer", "trace")]
     chosen += [Cell("main", n, batch) for n, batch in SHAPES]
     clock = sm_clock_mhz()

@@ -163,8 +163,9 @@ class Workload:
         self._draw = Draw(device, 1_000_003 * seed + 17)
         self._make_inputs()
         self._make_words()
-        self._seq_lens_before = self.seq_lens.clone()
-        self._row_slot_before = None if self.row_slot is None else self.row_slot.clone()
+        inputs = {"seq_lens": self.seq_lens, "row_slot": self.row_slot, "parameters": self.parameters}
+        inputs |= {"logits": self.logits} if rewritable else {}
+        self._inputs_before = {name: its.clone() for name, its in inputs.items() if its is not None}
         self.counters = torch.zeros(len(_COUNTERS), dtype=torch.int64, device=device)
         self.log = TimeLog() if rewritable and device == "cuda" else None
         # Where neighbours hold many SMs, a cluster of a common stream could wait for one after the other.
@@ -188,7 +189,6 @@ class Workload:
                 kind = CHAINS[chain % len(CHAINS)]
                 chains[chain] = chain_steps(kind, (c.rows, c.width), self._draw)
             self.logits[launch, :, : c.width] = next(chains[chain])
-        self._logits_before = self.logits.clone() if self._rewritable else None
         lengths = [c.width] if self._rewritable else [visible_lengths(c, i) for i in range(count)]
         self.seq_lens = torch.tensor(lengths, dtype=torch.int32, device=self.device)[:, None]
         self.seq_lens = self.seq_lens.repeat(1, c.requests)
@@ -202,6 +202,7 @@ class Workload:
         self._slots = slots.tolist()
         self.page_table: Tensor | None = None
         self.offsets: Tensor | None = None
+        self.parameters: Tensor | None = None
         table_rows = c.slots if c.is_prefill else c.requests
         if c.page_size:
             pages = max(1, c.width // c.page_size - 2)  # the last positions have no page
@@ -212,7 +213,6 @@ class Workload:
         if c.is_sample:
             turns = -(-c.slots // len(SAMPLE_SETTINGS))
             self.parameters = sample_parameters((SAMPLE_SETTINGS * turns)[: c.slots]).to(self.device)
-            self._parameters_before = self.parameters.clone()
             self._numbers = torch.arange(max(c.rows, c.slots), device=self.device)
 
     def _make_windows(self, requests: int) -> None:
@@ -342,6 +342,7 @@ class Workload:
     def _sample(self, launch: int, device: str, outputs: dict[str, Any]) -> None:
         """Sample the rows of a launch on a device, whose seeds and positions are their numbers."""
         c = self.configuration
+        assert self.parameters is not None
         temperature, top_k, top_p, min_p = (words.to(device) for words in self.parameters)
         sampling.sample(
             self._inputs(launch)[0].to(device),
@@ -548,28 +549,16 @@ class Workload:
             return self._indices[0].view(self.words)
         if name == "state":
             return self._states[0].view(self.words).view(torch.float32)
-        if name == "seq_lens":
-            return self.seq_lens
-        if name == "parameters":
-            return self.parameters
-        if name == "row_slot":
-            assert self.row_slot is not None
-            return self.row_slot[None]
-        assert name == "logits"
-        return self.logits.view(-1, self.logits.shape[-1])
+        tensor: Tensor = getattr(self, name)
+        return tensor.view(-1, tensor.shape[-1])
 
     def restore(self) -> None:
         """Make the inputs again what they were, but for the state, which may hold anything; no counts stay.
 
         Slots that no row writes are made again what they were, because they are compared.
         """
-        self.seq_lens.copy_(self._seq_lens_before)
-        if self.configuration.is_sample:
-            self.parameters.copy_(self._parameters_before)
-        if self.row_slot is not None and self._row_slot_before is not None:
-            self.row_slot.copy_(self._row_slot_before)
-        if self._logits_before is not None:
-            self.logits.copy_(self._logits_before)
+        for name, before in self._inputs_before.items():
+            getattr(self, name).copy_(before)
         for indices in self._indices:
             now, before = indices.view(self.words), indices.view(self._initial)
             for slot in set(range(self.configuration.slots)) - set(self._slots):
