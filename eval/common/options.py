@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
@@ -25,9 +24,6 @@ Commit = Annotated[str, typer.Option(help="Commit of the sources, where Git cann
 Device = Annotated[str, typer.Option(help="cuda, or cpu to try the program itself.")]
 Out = Annotated[Path, typer.Option(help="Result file.")]
 BaselineFolder = Annotated[Path | None, typer.Option(help="Folder of other projects' files.")]
-
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-
 
 Options = TypeVar("Options")
 Result = TypeVar("Result")
@@ -140,12 +136,3 @@ def integers(option: str, text: str, least: int = 1) -> list[int]:
     if len(given) < len(text.split(",")) or min(given) < least:
         raise typer.BadParameter(f"{option}: wanted integers of at least {least}, got {text!r}")
     return given
-
-
-def check_label(label: str, option: str) -> None:
-    """Refuse a label that cannot be a folder's name; a path in it would write outside of the output."""
-    if not _LABEL.fullmatch(label):
-        raise typer.BadParameter(
-            f"wanted a label of letters, digits and . _ + -, the first a letter or digit, got {label!r}",
-            param_hint=option,
-        )

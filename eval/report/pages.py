@@ -24,6 +24,11 @@ def word(number: int) -> str:
     return NUMBERS[number] if number < len(NUMBERS) else str(number)
 
 
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: ``a, b and c``."""
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
+
+
 def table(headers: str | Sequence[str], rows: Iterable[Iterable[str]], align: str = "l") -> str:
     """A Markdown table; headers may be one text with bars between the columns.
 

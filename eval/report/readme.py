@@ -38,7 +38,7 @@ from eval.bench.bench_report import (
 from eval.bench.our_kernels import HINTED, NO_HINT, PAPER, PDL, PREFILL, PREFILL_ROUNDS
 from eval.bench.peers import peer_names
 from eval.common.paths import ROOT
-from eval.report.pages import render, shown, table, word
+from eval.report.pages import listed, render, shown, table, word
 from eval.report.picture import digest_in, draw
 from eval.report.provenance import (
     RefusedError,
@@ -136,7 +136,6 @@ def performance() -> str:
     files = Results(RESULTS)
     bench, index, values = common_values(files)
     peers, run = values["peers"], bench["runs"][0]
-    *given, last = (f"`{name}`" for name in run[HINTED])
     columns = {HINTED: "this package", PDL: "with PDL", NO_HINT: "no hint", **with_figures(index, peers)}
     v4 = {impl: name for impl, name in columns.items() if impl != PDL}
     of_v4 = (
@@ -148,8 +147,8 @@ def performance() -> str:
     values |= {
         "folder": RESULTS.name,
         "caption": f" ({values['device']}, {values['commits']})",
-        "given": f"{', '.join(given)} and {last}",
-        "bare": " and ".join(f"`{name}`" for name in run[NO_HINT]),
+        "given": listed([f"`{name}`" for name in run[HINTED]]),
+        "bare": listed([f"`{name}`" for name in run[NO_HINT]]),
         "kept": " or ".join(kept),
         "times": times_table(index, columns),
         "hard": hard_table(index, values["each_launches"]),
@@ -435,13 +434,12 @@ def host_time(files: Results) -> dict[str, Any] | None:
     }
     named = {"vllm": "vLLM", "trtllm": "TensorRT-LLM", "torch": "torch.topk"}
     others = {name: us[call] for call, name in named.items() if call in us}
-    *slower, last = ["", *(name for name, time in others.items() if us["hinted"] > (1 + NOISE) * time)]
-    names = f"{', '.join(slower[1:])} and {last}" if slower[1:] else last
+    slower = listed([name for name, time in others.items() if us["hinted"] > (1 + NOISE) * time])
     return {
         "source": source_of(data),
         "us": us["hinted"],
         "others": [f"{name} {shown(time)}" for name, time in others.items()],
-        "verdict": f"slower than {names}" if names else "no slower",
+        "verdict": f"slower than {slower}" if slower else "no slower",
         "table": table("call | us", ([name, shown(time)] for name, time in rows.items())),
     }
 
