@@ -74,6 +74,7 @@ from eval.common.options import (
     require_writable,
 )
 from eval.common.outputs import DTYPES
+from eval.common.timing import microseconds
 from gvr_topk.constants import BLOCK_SIZE, StatsColumn
 
 REPLAYS = 9
@@ -306,19 +307,12 @@ def repeatability(found: Sequence[Implementation], device: str = "cuda") -> dict
     return sets
 
 
-def copy_bytes_per_second(size: int = COPY_BYTES, device: str = "cuda") -> float:
+def copy_bytes_per_second() -> float:
     """Bytes read and written in a second by the fastest of a few copies of a large buffer."""
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    times = []
-    for _ in range(COPIES):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        target.copy_(source)
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) / 1e3)
-    return 2 * size / min(times)
+    times = [microseconds(lambda: target.copy_(source), on_gpu=True) for _ in range(COPIES)]
+    return 2e6 * COPY_BYTES / min(times)
 
 
 def spend_first_graph() -> None:

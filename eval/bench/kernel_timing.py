@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from eval.common.timing import microseconds
+
 POISON = -7777
 """Content of an output before a launch: no position, and not the -1 of a padded row either."""
 
@@ -322,14 +324,6 @@ class ChainRun:
         return graph.replay
 
     def _microseconds(self, replay: Callable[[], object], launches: int) -> float:
-        if not self.cuda:
-            started = time.perf_counter()
-            replay()
-            return 1e6 * (time.perf_counter() - started)
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(SLEEP_CYCLES + SLEEP_CYCLES_PER_LAUNCH * launches)
-        start.record()
-        replay()
-        stop.record()
-        stop.synchronize()
-        return float(1000 * start.elapsed_time(stop))
+        if self.cuda:
+            torch.cuda._sleep(SLEEP_CYCLES + SLEEP_CYCLES_PER_LAUNCH * launches)
+        return microseconds(replay, on_gpu=self.cuda)

@@ -16,6 +16,7 @@ import torch
 
 import gvr_topk
 from eval.common.paths import ROOT
+from eval.common.timing import microseconds
 
 MACHINE_PATH = re.compile(r"(?<![\w./-])/(?:root|home|tmp|work)/(?:[\w.+@-]+/)*([\w.+@-]*)")
 """A path that only one machine has."""
@@ -63,12 +64,7 @@ def compute_capability() -> float:
 def sm_clock_mhz(cycles: int = 20_000_000) -> float:
     """SM clock under load: a kernel that waits for so many of its own cycles, timed with events."""
     torch.cuda._sleep(cycles)
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    torch.cuda._sleep(cycles)
-    stop.record()
-    stop.synchronize()
-    return cycles / (1000 * start.elapsed_time(stop))
+    return cycles / microseconds(lambda: torch.cuda._sleep(cycles), on_gpu=True)
 
 
 def without_folders(data: Any) -> Any:
