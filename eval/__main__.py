@@ -21,18 +21,7 @@ from eval.verbs import VERBS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        The verb and its options; default: those of the process.
-
-    Returns
-    -------
-    int
-        The exit status.
-    """
+    """Run a verb with its options, by default those of the process, and return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = given[0] if given else "--help"
     if name in VERBS:

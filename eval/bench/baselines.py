@@ -78,13 +78,7 @@ Refuse = Callable[[int, int, int, torch.dtype], str]
 
 
 def given_folder(folder: Path | None) -> Path:
-    """The folder of other projects' files, which the environment names by default.
-
-    Raises
-    ------
-    BaselineError
-        Neither names one.
-    """
+    """The folder of other projects' files, which the environment names by default."""
     if folder is not None:
         return folder
     if ENVIRONMENT not in os.environ:
@@ -93,13 +87,7 @@ def given_folder(folder: Path | None) -> Path:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """Path of a plain copy of `name` below `folder`; a compressed one is unpacked for this process.
-
-    Raises
-    ------
-    BaselineError
-        There is neither.
-    """
+    """Path of a plain copy of `name` below `folder`; a compressed one is unpacked for this process."""
     for path in sorted(folder.rglob(name)):
         return path
     for path in sorted(folder.rglob(name + ".xz")):
@@ -130,13 +118,6 @@ def load_library(folder: Path, name: str) -> None:
 
     Symbols bind on first call: such libraries hold operators whose own libraries are not there. A needed
     library that the loader cannot find is taken from `folder` or from the NVIDIA wheels beside torch.
-
-    Raises
-    ------
-    BaselineError
-        There is no such file.
-    OSError
-        What the loader said.
     """
     path = find_file(folder, name)
     while True:
@@ -266,10 +247,7 @@ def _torch_in_blocks(chain: Chain) -> Prepared:
 def load_trtllm_op() -> str:
     """Load ``torch.ops.trtllm.indexer_topk_decode``: from ``$GVR_TOPK_BASELINES``, or the wheel's own module.
 
-    Returns
-    -------
-    str
-        Empty when it is there; else why not.
+    Returns why it is not there, or an empty text.
     """
     if not torch.cuda.is_available():
         return "no CUDA device"
@@ -286,27 +264,22 @@ def load_trtllm_op() -> str:
 
 
 @functools.cache
-def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeros(size: int, device: torch.device, dtype: torch.dtype = torch.uint8) -> Tensor:
     return torch.zeros(size, dtype=dtype, device=device)
 
 
 def _starts(chain: Chain) -> Tensor:
     """Starts of windows, all at column 0."""
-    return _zeros(chain.batch, torch.int32, chain.logits.device)
+    return _zeros(chain.batch, chain.logits.device, torch.int32)
 
 
 def _operator(
     library: str, names: str, arguments: Arguments, choose: Callable[[Chain], int] = lambda chain: 0
 ) -> Callable[[Path], Prepare]:
-    """Loader of an operator that a library registers.
+    """Loader of an operator that a library registers, ``namespace::name``.
 
-    Parameters
-    ----------
-    library : str
-    names : str
-        ``namespace::name``; several with spaces between them, of which ``choose(chain)`` gives the place.
-    arguments : callable
-        ``arguments(chain, row, lengths, out)`` of a step.
+    Several have spaces between them, and ``choose(chain)`` gives the place of one. Those of a step are
+    ``arguments(chain, row, lengths, out)``.
     """
 
     def load(folder: Path) -> Prepare:
@@ -331,7 +304,7 @@ def _vllm_choice(chain: Chain) -> int:
 
 
 def _vllm_arguments(chain: Chain, row: Tensor, lengths: Tensor, out: Tensor) -> tuple[Any, ...]:
-    workspace = _zeros(VLLM_WORKSPACE_BYTES, torch.uint8, row.device)
+    workspace = _zeros(VLLM_WORKSPACE_BYTES, row.device)
     return row, lengths, out, workspace, chain.k, row.shape[1]
 
 
@@ -356,9 +329,7 @@ def _flashinfer(folder: Path) -> Prepare:
             workspace = _bytes(FLASHINFER_STATES_BYTES, logits)
         steps = _steps(chain, results, logits)
         return _calls(
-            on_stream(ffi, function),
-            results,
-            ((row, out, values, workspace, *rest) for row, _, out in steps),
+            on_stream(ffi, function), results, ((row, out, values, workspace, *rest) for row, _, out in steps)
         )
 
     return prepare
@@ -496,13 +467,7 @@ LOADED: dict[str, tuple[str, Refuse, Callable[[Path], Prepare]]] = {
 
 
 def available(folder: Path | None = None) -> dict[str, Implementation]:
-    """Every baseline by name, also those that cannot be loaded: their `why_not` says why.
-
-    Parameters
-    ----------
-    folder : Path, optional
-        Where the files are; default ``$GVR_TOPK_BASELINES``.
-    """
+    """Every baseline by name, also those that cannot be loaded: their `why_not` says why."""
     found = {
         name: Implementation(name, prepare, version=f"{what} of torch {torch.__version__}")
         for name, (what, prepare) in TORCH.items()

@@ -89,38 +89,17 @@ QUICK_GROUPS = ("trace", "engine", "scale", "mask", "layer", "hint", "prefill")
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of the benchmark.
+    """One point of the benchmark."""
 
-    Attributes
-    ----------
-    group : str
-        One of `bench_report.GROUPS`.
-    n, batch, k : int
-        Row length, rows per launch, items per row.
-    dtype : str
-        A key of `DTYPES`.
-    rows : str
-        ``gauss``, ``scale``, ``blocks`` (Gaussian, of the two-level indexer), ``mask:KIND`` of `MASKS`,
-        ``layer:20`` (generator), ``trace:NAME``, ``engine:NAME``, ``adversarial:NAME``; of a chunk of a
-        prefill ``causal``, Gaussian rows of which each sees one column more than the one before and the last
-        sees all, or ``causal:NAME``, rows of a trace.
-    keep : float
-        Share of variance that survives a step, of Gaussian rows and those made of them.
-    shift : int
-        Positions by which scores move from step to step, and the hint's offset.
-    width : int
-        Columns of the buffer, of which captured CUDA graphs have more than a row; 0: the row's own.
-    """
-
-    group: str
-    n: int
-    batch: int = 1
+    group: str  # one of `bench_report.GROUPS`
+    n: int  # length of a row
+    batch: int = 1  # rows per launch
     k: int = K
-    dtype: str = "fp32"
-    rows: str = "gauss"
-    keep: float = KEEP
-    shift: int = 0
-    width: int = 0
+    dtype: str = "fp32"  # a key of `DTYPES`
+    rows: str = "gauss"  # kind of row, of which `make_chain` knows all; ``KIND:NAME`` for one of several
+    keep: float = KEEP  # share of variance that survives a step, of Gaussian rows and those made of them
+    shift: int = 0  # positions by which scores move from step to step, and the hint's offset
+    width: int = 0  # columns of the buffer, of which CUDA graphs have more than a row; 0: the row's own
 
     @property
     def key(self) -> str:
@@ -136,19 +115,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Mask:
-    """Values that are put into Gaussian rows, at positions drawn anew at every step.
+    """A value that is put into Gaussian rows, at positions drawn anew at every step.
 
-    Attributes
-    ----------
-    value : float
-        Minus infinity, infinity or NaN.
-    share : callable
-        ``share(n, k)``: probability of each position to get the value. Whether the k-th value is this one
-        is many standard deviations away from chance.
+    Whether the k-th value is this one is many standard deviations away from chance.
     """
 
     value: float
-    share: Callable[[int, int], float]
+    share: Callable[[int, int], float]  # ``share(n, k)``: probability of each position to get the value
 
     def __call__(self, rows: Tensor, generator: torch.Generator, k: int) -> Tensor:
         drawn = torch.rand(rows.shape, device=rows.device, generator=generator)
@@ -170,18 +143,10 @@ infinite or NaN; ``some_nan``: a quarter of k is."""
 
 @dataclass(frozen=True)
 class EngineRows:
-    """One decode step of several layers of a serving engine.
+    """One decode step of several layers of a serving engine."""
 
-    Attributes
-    ----------
-    name : str
-        The file's stem.
-    layers : tuple of Tensor, ``[requests, length]``, float32
-        Score rows of each layer, all of one length.
-    """
-
-    name: str
-    layers: tuple[Tensor, ...]
+    name: str  # the file's stem
+    layers: tuple[Tensor, ...]  # fp32 rows of each layer, ``[requests, length]``
 
     @property
     def batch(self) -> int:
@@ -257,10 +222,10 @@ def make_chain(
 ) -> Chain:
     """Rows of a cell, as many steps as a cold graph needs.
 
-    Raises
-    ------
-    ValueError
-        The cell names a file that was not given, or a kind of rows that does not exist.
+    Kinds are ``gauss``, ``scale``, ``blocks`` (Gaussian, of the two-level indexer), ``mask:KIND`` of `MASKS`,
+    ``layer:20`` (generator), ``trace:NAME``, ``engine:NAME``, ``adversarial:NAME``; of a chunk of a prefill
+    ``causal``, Gaussian rows of which each sees one column more than the one before and the last sees all,
+    or ``causal:NAME``, rows of a trace.
     """
     dtype = DTYPES[cell.dtype]
     kind, _, name = cell.rows.partition(":")
@@ -313,12 +278,7 @@ def causal_chunk(
 ) -> Chain:
     """A chunk of one request's prefill: the `steps` of a trace in turn, or Gaussian rows.
 
-    Of the latter row ``r`` sees ``n - rows + 1 + r`` columns.
-
-    Raises
-    ------
-    ValueError
-        There are more rows than columns, so that the first rows would see none.
+    Of the latter row ``r`` sees ``n - rows + 1 + r`` columns, so that there may be at most `n`.
     """
     (chunk,) = nan_rows(1, rows, n, dtype, device)
     if steps is not None:
@@ -381,40 +341,34 @@ def trace_rows(source: ScoreSource, device: torch.device | str) -> list[Tensor]:
 
 
 def load_sources(folder: Path | None) -> Sources:
-    """Everything that a folder holds: see `load_traces` and `load_engines`."""
-    return Sources(load_traces(folder), load_engines(folder))
+    """The shipped trace, and the traces and the engines' rows of a folder, whose other archives are left out.
 
-
-def load_traces(folder: Path | None) -> list[ScoreSource]:
-    """The shipped trace and those of a folder, whose archives of other things are left out."""
+    An engine's rows are ``0.logits``, ``1.logits`` and so on.
+    """
     if folder is None:
-        return []
+        return Sources()
     shipped = shipped_trace()
-    names = [path for path in sorted(folder.glob("*.npz")) if path.stem != shipped.name]
-    return [shipped, *(load_trace(path) for path in names if _holds(path, "K"))]
-
-
-def load_engines(folder: Path | None) -> list[EngineRows]:
-    """The archives of a folder that hold an engine's rows: ``0.logits``, ``1.logits`` and so on."""
-    if folder is None:
-        return []
-    found = []
+    traces: list[ScoreSource] = [shipped]
+    engines = []
     for path in sorted(folder.glob("*.npz")):
-        if _holds(path, "0.logits"):
+        arrays = _arrays(path)
+        if "K" in arrays and path.stem != shipped.name:
+            traces.append(load_trace(path))
+        if "0.logits" in arrays:
             with np.load(path) as archive:
-                names = sorted(name for name in archive.files if name.endswith(".logits"))
+                names = sorted(name for name in arrays if name.endswith(".logits"))
                 layers = tuple(torch.from_numpy(archive[name]) for name in names)
-            found.append(EngineRows(path.stem, layers))
-    return found
+            engines.append(EngineRows(path.stem, layers))
+    return Sources(traces, engines)
 
 
-def _holds(path: Path, array: str) -> bool:
-    """Whether an archive has an array; a file that is none is for `load_trace` to refuse."""
+def _arrays(path: Path) -> list[str]:
+    """Names of an archive's arrays; a file that is none is for `load_trace` to refuse."""
     try:
         with np.load(path) as archive:
-            return array in archive.files
+            return list(archive.files)
     except (OSError, ValueError, EOFError):
-        return array == "K"
+        return ["K"]
 
 
 def _named(name: str, sources: Sequence[Any]) -> Any:

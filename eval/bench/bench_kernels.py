@@ -52,16 +52,7 @@ from eval.bench.bench_cases import (
     prepare_sources,
     quick_cells,
 )
-from eval.bench.bench_report import (
-    ALL,
-    BASELINES,
-    FLOOR,
-    FORMAT,
-    GROUPS,
-    MEASURED,
-    OURS,
-    dump,
-)
+from eval.bench.bench_report import ALL, BASELINES, FLOOR, FORMAT, GROUPS, MEASURED, OURS
 from eval.bench.kernel_timing import Chain, ChainRun, Implementation, Prepared
 from eval.bench.our_kernels import (
     HINTED,
@@ -72,7 +63,7 @@ from eval.bench.our_kernels import (
     VARIANTS,
     prepare_ours,
 )
-from eval.common.machine import describe_machine, without_folders, write_text
+from eval.common.machine import describe_machine, without_folders, write_json
 from eval.common.options import (
     BaselineFolder,
     Commit,
@@ -83,6 +74,7 @@ from eval.common.options import (
     require_writable,
 )
 from eval.common.outputs import DTYPES
+from eval.common.timing import microseconds
 from gvr_topk.constants import BLOCK_SIZE, StatsColumn
 
 REPLAYS = 9
@@ -315,19 +307,12 @@ def repeatability(found: Sequence[Implementation], device: str = "cuda") -> dict
     return sets
 
 
-def copy_bytes_per_second(size: int = COPY_BYTES, device: str = "cuda") -> float:
+def copy_bytes_per_second() -> float:
     """Bytes read and written in a second by the fastest of a few copies of a large buffer."""
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    times = []
-    for _ in range(COPIES):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        target.copy_(source)
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) / 1e3)
-    return 2 * size / min(times)
+    times = [microseconds(lambda: target.copy_(source), on_gpu=True) for _ in range(COPIES)]
+    return 2e6 * COPY_BYTES / min(times)
 
 
 def spend_first_graph() -> None:
@@ -413,8 +398,8 @@ def main(
         print(f"{time.monotonic() - started:5.0f}s {cell.key}{guessed}: {shown}", flush=True)
         del run
         torch.cuda.empty_cache()
-        _write(data, out)
-    _write(data, out)
+        write_json(out, without_folders(data))
+    write_json(out, without_folders(data))
     longest = sorted(spent.items(), key=lambda each: -each[1])
     by_name = ", ".join(f"{name} {taken:.0f}" for name, taken in longest)
     print(f"{time.monotonic() - started:.0f} s in all, of which by implementation: {by_name}")
@@ -422,11 +407,6 @@ def main(
         raise typer.Exit(1)
     if stopped:
         raise typer.Exit(3)
-
-
-def _write(data: dict[str, Any], out: Path) -> None:
-    """Write the file in one step: a killed run leaves the last one."""
-    write_text(out, dump(without_folders(data)))
 
 
 def _failed(result: dict[str, Any]) -> bool:

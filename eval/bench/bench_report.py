@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eval.bench.oracles import BLOCKS_GROUP
@@ -84,18 +83,6 @@ class Index:
 
     A file may hold several runs. Two machines of one kind differ by more than most changes, so a figure of
     another run than this package's own at the same cell is left out: no ratio crosses runs.
-
-    Parameters
-    ----------
-    data : dict
-        Content of a result file: ``cells`` by key, and ``results``.
-
-    Attributes
-    ----------
-    results : list
-        Results that are not left out.
-    left_out : int
-        Measured figures that are.
     """
 
     def __init__(self, data: Mapping[str, Any]) -> None:
@@ -104,14 +91,11 @@ class Index:
             for result in data["results"]
             if result["impl"] in REFERENCES and result["cold_us"] is not None
         }
-        beside = [
+        self.results: list[Results] = [
             result
             for result in data["results"]
             if result.get("run", 0) == own.get(result["cell"], result.get("run", 0))
         ]
-        measured = [result for result in data["results"] if result["cold_us"] is not None]
-        self.results: list[Results] = beside
-        self.left_out = len(measured) - sum(result["cold_us"] is not None for result in beside)
         self._cells: dict[str, Cell] = {key: {"key": key, **cell} for key, cell in data["cells"].items()}
         self._results = {(result["cell"], result["impl"]): result for result in self.results}
 
@@ -150,75 +134,30 @@ class Index:
         return ratios
 
 
-def dump(data: Mapping[str, Any]) -> str:
-    """Strict JSON text of a result file, with one cell, result or check on a line."""
-
-    def line(value: Any) -> str:
-        return json.dumps(value, allow_nan=False)
-
-    parts = []
-    for name, value in data.items():
-        if isinstance(value, Mapping):
-            inside = ",\n".join(f"  {line(key)}: {line(entry)}" for key, entry in value.items())
-            parts.append(f" {line(name)}: {{\n{inside}\n }}" if value else f" {line(name)}: {{}}")
-        elif isinstance(value, list):
-            inside = ",\n".join(f"  {line(entry)}" for entry in value)
-            parts.append(f" {line(name)}: [\n{inside}\n ]" if value else f" {line(name)}: []")
-        else:
-            parts.append(f" {line(name)}: {line(value)}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """Mean of ratios that treats 2 and 1/2 alike."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs))
-
-
-def worst_ratios(index: Index, ours: str = HINTED) -> list[dict[str, Any]]:
-    """For each other implementation, its time over the time of `ours`: worst cell, and mean.
+def worst_ratios(index: Index) -> dict[str, dict[str, Any]]:
+    """By other implementation, its time over the time of `HINTED`: at the worst of the cells, and the mean.
 
     Cells of every group count. Where the other's answer is wrong its time is not compared; `wrong` says
     how often that was.
     """
-    rows = []
+    found = {}
     for other in (NO_HINT, RADIX_ROUNDS, PAPER, *BASELINES):
-        ratios = index.ratios(other, ours)
-        if ratios:
-            worst = min(ratios, key=lambda key: ratios[key])
-            rows.append(
-                {
-                    "other": other,
-                    "ratio": round(ratios[worst], 4),
-                    "cell": worst,
-                    "cells": len(ratios),
-                    "wrong": index.wrong(other),
-                    "geometric_mean": round(geometric_mean(ratios.values()), 4),
-                }
-            )
-    return rows
+        if ratios := index.ratios(other, HINTED):
+            found[other] = {
+                "ratio": min(ratios.values()),
+                "cells": len(ratios),
+                "wrong": index.wrong(other),
+                "geometric_mean": statistics.geometric_mean(ratios.values()),
+            }
+    return found
 
 
-def hint_ratios(index: Index) -> list[dict[str, Any]]:
-    """Time with a hint over time without, of every cell."""
-    rows = []
-    for cell in index.cells():
-        key = cell["key"]
-        without, given = index.figure(key, NO_HINT), index.figure(key, HINTED)
-        if without is None or given is None:
-            continue
-        rows.append(
-            {"cell": key, "with_us": given, "without_us": without, "ratio": round(given / without, 4)}
-        )
-    return rows
-
-
-def hard_rows(index: Index, group: str, impl: str = HINTED) -> dict[str, float]:
+def hard_rows(index: Index, group: str) -> dict[str, float]:
     """Time at each cell of a group over the time of the main sweep's cell of the same shape."""
     found = {}
     for cell in index.group(group):
-        hard = index.figure(cell["key"], impl)
-        usual = index.figure(index.main(cell["n"], cell["batch"]), impl)
+        hard = index.figure(cell["key"], HINTED)
+        usual = index.figure(index.main(cell["n"], cell["batch"]), HINTED)
         if hard and usual:
             found[cell["key"]] = hard / usual
     return found

@@ -111,10 +111,7 @@ def work(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def main(
-    out: Out = Path("out/sharded.json"),
-    commit: Commit = "",
-) -> int:
+def main(out: Out = Path("out/sharded.json"), commit: Commit = "") -> int:
     """Time top-k of rows on two GPUs."""
     require_writable(out)
     require_gpu()

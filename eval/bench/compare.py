@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from eval.bench.bench_report import FORMAT, OURS, geometric_mean
+from eval.bench.bench_report import FORMAT, OURS
 from eval.common.options import read_results
 from eval.common.tables import markdown_table
 
@@ -31,10 +31,7 @@ SHOWN = 10
 def read_times(file: Path) -> tuple[str, str, Times]:
     """The commit, the device and the times of a result file.
 
-    Raises
-    ------
-    typer.BadParameter
-        It is no result of one commit on one device, or holds a result of this package that is wrong.
+    It must be of one commit on one device, and hold no result of this package that is wrong.
     """
     data = read_results(file, FORMAT)
     machines = {(run["machine"]["commit"], run["machine"]["device"]) for run in data["runs"]}
@@ -48,22 +45,17 @@ def read_times(file: Path) -> tuple[str, str, Times]:
 
 
 def compare(before: list[Times], after: list[Times]) -> str:
-    """Mean ratio of the cells that all files have, the slowest of them, and how far repeated runs lie apart.
-
-    Raises
-    ------
-    typer.BadParameter
-        The files have no cell in common.
-    """
+    """Mean ratio of the cells that all files have, the slowest cells, and how far a commit's files differ."""
     cells = [cell for cell in before[0] if all(cell in times for times in before + after)]
     if not cells:
         raise typer.BadParameter("wanted cells that all files have, got none")
     old, new = ({cell: [times[cell] for times in of] for cell in cells} for of in (before, after))
     ratios = {cell: statistics.median(new[cell]) / statistics.median(old[cell]) for cell in cells}
     slower = [cell for cell in sorted(cells, key=lambda cell: -ratios[cell]) if ratios[cell] > TOLERANCE]
+    mean = statistics.geometric_mean(ratios.values())
     always = sum(min(new[cell]) > max(old[cell]) for cell in slower)
     lines = [
-        f"after over before, geometric mean of {len(cells)} cells: {geometric_mean(ratios.values()):.4f}",
+        f"after over before, geometric mean of {len(cells)} cells: {mean:.4f}",
         f"slower by more than {TOLERANCE - 1:.0%}: {len(slower)}, of which {always} in every file",
     ]
     for name, times in (("before", old), ("after", new)):

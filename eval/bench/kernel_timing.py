@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from eval.common.timing import microseconds
+
 POISON = -7777
 """Content of an output before a launch: no position, and not the -1 of a padded row either."""
 
@@ -54,31 +56,17 @@ HOST_L2_BYTES = 1 << 16
 class Chain:
     """Score rows of consecutive decode steps; every row of a batch is a request, and a chain, of its own.
 
-    A chunk of a prefill is a chain of one step, whose rows are the chunk's.
-
-    Attributes
-    ----------
-    logits : Tensor, ``[count, batch, width]``
-        Step after step. What lies past a row's length is NaN, which a kernel that reads it would rank first.
-    lengths : Tensor, ``[batch]`` or ``[count, batch]``, int32
-        Row lengths, of all steps or of each.
-    k : int
-        Items per row.
-    lead : int
-        Steps at the beginning that run untimed before every measurement.
-    fresh : int
-        Different steps among the timed ones; where it is less than their number, the chain begins again in
-        further buffers, and the step from its last row to its first counts as it is.
-    shift : int
-        Positions by which scores move from step to step.
+    A chunk of a prefill is a chain of one step, whose rows are the chunk's. Where fewer steps are fresh than
+    timed, the chain begins again in further buffers, and the step from its last row to its first counts as it
+    is.
     """
 
-    logits: Tensor
-    lengths: Tensor
-    k: int
-    lead: int = LEAD
-    fresh: int = 0
-    shift: int = 0
+    logits: Tensor  # ``[count, batch, width]``; NaN past a row's length, so that a kernel that reads it fails
+    lengths: Tensor  # int32, ``[batch]`` of all steps or ``[count, batch]``
+    k: int  # items per row
+    lead: int = LEAD  # steps at the beginning that run untimed before every measurement
+    fresh: int = 0  # different steps among the timed ones
+    shift: int = 0  # positions by which scores move from step to step
 
     @property
     def count(self) -> int:
@@ -105,27 +93,13 @@ class Chain:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """An implementation bound to a chain.
+    """An implementation bound to a chain."""
 
-    Attributes
-    ----------
-    launch : callable
-        ``launch(step)`` serves one step.
-    results : Tensor, ``[count, batch, k]``, int32 or int64
-        The answers.
-    state : tuple of Tensor
-        What a step leaves for the next one, in place.
-    carried : callable, optional
-        What the last step has left of its choice, ``[batch, k]``; it must be that step's result.
-    statistics : callable, optional
-        ``statistics(step)`` launches a step once more and returns the op's statistics, ``[batch, columns]``.
-    """
-
-    launch: Callable[[int], None]
-    results: Tensor
-    state: tuple[Tensor, ...] = ()
-    carried: Callable[[], Tensor] | None = None
-    statistics: Callable[[int], Tensor] | None = None
+    launch: Callable[[int], None]  # serves one step
+    results: Tensor  # the answers, int32 or int64 ``[count, batch, k]``
+    state: tuple[Tensor, ...] = ()  # what a step leaves for the next one, in place
+    carried: Callable[[], Tensor] | None = None  # the choice that the last step has left, ``[batch, k]``
+    statistics: Callable[[int], Tensor] | None = None  # of a step, launched once more, ``[batch, columns]``
 
     def poison(self) -> None:
         self.results.fill_(POISON)
@@ -133,26 +107,14 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """A kernel of ours or of another project, bound to nothing yet.
-
-    Attributes
-    ----------
-    name : str
-    prepare : callable
-        ``prepare(Chain) -> Prepared``.
-    refuse : callable
-        ``refuse(rows, width, k, dtype) -> str``: why it cannot serve a shape, or an empty string.
-    version : str
-        What exactly was loaded of another project.
-    why_not : str
-        Why it cannot be loaded here; empty when it can.
-    """
+    """A kernel of ours or of another project, bound to nothing yet."""
 
     name: str
     prepare: Callable[[Chain], Prepared]
+    # Of rows, width, k and dtype: why it cannot serve a shape, or an empty string.
     refuse: Callable[[int, int, int, torch.dtype], str] = lambda rows, width, k, dtype: ""
-    version: str = ""
-    why_not: str = ""
+    version: str = ""  # what exactly was loaded of another project
+    why_not: str = ""  # why it cannot be loaded here; empty when it can
 
 
 def l2_bytes(device: torch.device | str) -> int:
@@ -183,27 +145,13 @@ def gaussian_chain(
     timed: int = 0,
     change: Callable[[Tensor, torch.Generator], Tensor] | None = None,
 ) -> Chain:
-    """Gaussian rows as a first-order autoregression: `keep` of the variance survives a step.
+    """Gaussian rows of length `n` as a first-order autoregression: `keep` of the variance survives a step.
 
-    Parameters
-    ----------
-    n, batch, k : int
-        Row length, rows per step, items per row.
-    keep : float
-        Share of a row's variance that stays at the next step, 0 to 1.
-    dtype, device, seed
-        Of the rows; the autoregression itself is in fp32.
-    shift : int
-        Positions by which scores move at each step.
-    octaves : float
-        The scale of each row of each step is 2 to the power of a uniform number from ``-octaves`` to
-        ``octaves``.
-    width, timed : int
-        Columns of the buffers where they are wider than the rows, and steps that are timed; 0: as few as can
-        be, and as many as `steps_for` says.
-    change : callable, optional
-        ``change(rows, generator)`` returns rows ``[steps, batch, n]`` changed, for instance masked. The chain
-        goes on from the unchanged ones.
+    Scores move by `shift` positions at each step. The scale of each row of each step is 2 to the power of a
+    uniform number from ``-octaves`` to ``octaves``. The buffers have `width` columns where that is more than
+    `n`, and `timed` steps are timed, by default as many as `steps_for` says. ``change(rows, generator)``
+    returns rows ``[steps, batch, n]`` changed, for instance masked; the chain goes on from unchanged ones.
+    The autoregression is in fp32 whatever the dtype.
     """
     generator = torch.Generator(device).manual_seed(seed)
     timed = timed or steps_for(n * batch * dtype.itemsize, device)
@@ -376,14 +324,6 @@ class ChainRun:
         return graph.replay
 
     def _microseconds(self, replay: Callable[[], object], launches: int) -> float:
-        if not self.cuda:
-            started = time.perf_counter()
-            replay()
-            return 1e6 * (time.perf_counter() - started)
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(SLEEP_CYCLES + SLEEP_CYCLES_PER_LAUNCH * launches)
-        start.record()
-        replay()
-        stop.record()
-        stop.synchronize()
-        return float(1000 * start.elapsed_time(stop))
+        if self.cuda:
+            torch.cuda._sleep(SLEEP_CYCLES + SLEEP_CYCLES_PER_LAUNCH * launches)
+        return microseconds(replay, on_gpu=self.cuda)

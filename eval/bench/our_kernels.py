@@ -26,27 +26,13 @@ SPARE_SLOTS = 3
 
 @dataclass(frozen=True)
 class Variant:
-    """How the op is called.
+    """How the op is called."""
 
-    Attributes
-    ----------
-    path : str
-        As for `gvr_topk.indexer_topk_decode`.
-    state : bool
-        Whether the op gets what the step before left.
-    indices : bool
-        Whether the state keeps the positions that were chosen last, which every step then writes.
-    row_slot : bool
-        Whether the op gets the rows' slots in the state.
-    pdl : bool
-        Whether each call is launched while the one before still runs.
-    """
-
-    path: str = "auto"
-    state: bool = True
-    indices: bool = False
-    row_slot: bool = True
-    pdl: bool = False
+    path: str = "auto"  # as for `gvr_topk.indexer_topk_decode`
+    state: bool = True  # whether the op gets what the step before left
+    indices: bool = False  # whether the state keeps the positions chosen last, which every step then writes
+    row_slot: bool = True  # whether the op gets the rows' slots in the state
+    pdl: bool = False  # whether each call is launched while the one before still runs
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -99,20 +85,11 @@ def prepare_ours(
     quantile: bool = True,
     clocks: Tensor | None = None,
 ) -> Prepared:
-    """Bind a variant of the op to a chain.
+    """Bind a variant of the op to a chain, of which every row keeps its slot for all steps.
 
-    Parameters
-    ----------
-    chain : Chain
-        Every row keeps its slot for all steps.
-    variant : Variant
-        How to call the op.
-    ctas_per_row : int
-        0 follows the plan.
-    quantile : bool
-        First threshold of the paper's kernel from the quantile, as is the op's default.
-    clocks : Tensor, ``[count, batch, 8]``, int64, optional
-        Where a library built with ``GVR_PHASE_TIMING`` writes its stamps.
+    0 CTAs per row follow the plan. With `quantile` the first threshold of the paper's kernel comes from the
+    quantile, as is the op's default. A library built with ``GVR_PHASE_TIMING`` writes its stamps to `clocks`,
+    int64 ``[count, batch, 8]``.
     """
     device, results = chain.logits.device, chain.outputs()
     slots = chain.batch + SPARE_SLOTS if variant.row_slot else chain.batch
@@ -131,9 +108,6 @@ def prepare_ours(
                 row_slot=row_slot,
                 state=words,
                 indices=indices,
-                counts=None,
-                page_table=None,
-                slots=None,
                 stats=stats,
                 phase_clocks=None if clocks is None else clocks[step],
                 k=chain.k,

@@ -11,13 +11,7 @@ _VERSION = re.compile(rf"({'|'.join(PROJECTS)}) (\d+(?:\.\w+)*)")
 
 
 def versions(described: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Name of each project, with its version where one of the runs measured it.
-
-    Parameters
-    ----------
-    described : iterable of mapping
-        The entry ``baselines`` of every run.
-    """
+    """Name of each project, with its version where a run measured it, from ``baselines`` of every run."""
     found: dict[str, set[str]] = {project: set() for project in PROJECTS}
     for baselines in described:
         for baseline in baselines.values():

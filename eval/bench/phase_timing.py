@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from eval.bench.bench_cases import Cell, Sources, all_cells, load_traces, make_chain
+from eval.bench.bench_cases import Cell, all_cells, load_sources, make_chain
 from eval.bench.bench_report import SHAPES
 from eval.bench.kernel_timing import Chain, ChainRun
 from eval.bench.our_kernels import Variant, prepare_ours
@@ -46,19 +46,9 @@ WARM_SWEEPS = 2
 
 
 def phase_cycles(clocks: npt.NDArray[np.int64], phases: Sequence[str]) -> dict[str, Any]:
-    """Median cycles of each phase over launches.
+    """Median cycles of each phase of the plain sequence, which has one stamp more than phases.
 
-    Parameters
-    ----------
-    clocks : ndarray, shape [launches, stamps], int64
-        SM clock at each boundary, 0 where no stamp was taken.
-    phases : sequence of str
-        Names of the phases of the plain sequence: one fewer than its stamps.
-
-    Raises
-    ------
-    InputError
-        No launch has a stamp.
+    `clocks` are those of the SM at each boundary, ``[launches, stamps]``, 0 where no stamp was taken.
     """
     taken = (clocks != 0).sum(axis=1)
     if not taken.any():
@@ -131,15 +121,11 @@ def table(results: Sequence[dict[str, Any]], kernel: str) -> str:
     return f"{kernel}: us\n{markdown_table(['rows', 'graph', 'total', *PHASES[kernel], 'launches'], rows)}"
 
 
-def main(
-    out: Out = Path("out/phase_timing.json"),
-    traces: TraceFolder = None,
-    commit: Commit = "",
-) -> None:
+def main(out: Out = Path("out/phase_timing.json"), traces: TraceFolder = None, commit: Commit = "") -> None:
     """Measure every path on the paper's layers, traces and Gaussian rows, and print the tables."""
     require_gpu()
     require_writable(out)
-    sources = Sources(load_traces(traces))
+    sources = load_sources(traces)
     chosen = [cell for cell in all_cells(sources) if cell.group in ("layer", "trace")]
     chosen += [Cell("main", n, batch) for n, batch in SHAPES]
     clock = sm_clock_mhz()

@@ -6,11 +6,6 @@ block. Triton, because it is beside every CUDA build of torch and needs no compi
 
 from __future__ import annotations
 
-import sys
-
-if __name__ == "__main__":
-    sys.exit("read_floor.py is no program; the benchmark measures it: python -m eval bench --only read_floor")
-
 import torch
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]

@@ -38,12 +38,8 @@ def combined_configs() -> Path:
 def check_pair(off: Path, on: Path) -> tuple[ServeConfig, ServeConfig]:
     """Load both sides of a comparison and require that only the heuristic top-k differs.
 
-    Raises
-    ------
-    InputError
-        A file is missing or wrong, the flag is not off on one side and on on the other, or another key
-        differs: the comparison would measure that as well. What is written counts, not what it defaults to,
-        for defaults differ between versions of TensorRT-LLM.
+    If another key differed, the comparison would measure that as well. What is written counts, not what it
+    defaults to, for defaults differ between versions of TensorRT-LLM.
     """
     try:
         sides = load_config(off), load_config(on)

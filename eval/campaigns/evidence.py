@@ -12,14 +12,16 @@ before. The engine's programs may belong to another Python than this one, so its
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from eval.common.machine import output_of
 
 _HOOK_LINE = re.compile(r"\bgvr_topk in (?:TensorRT-LLM|vLLM) (?:of unknown version|[^\s:]+): (?P<said>.+)")
 _VERSION = re.compile(
@@ -93,34 +95,22 @@ def read_evidence(output: Iterable[str]) -> Evidence:
 def build_identity(program: str, engine: str = "tensorrt_llm") -> dict[str, str]:
     """Name the build that `program`, a console script of the package `engine` or a Python, runs on.
 
-    Returns
-    -------
-    dict of str to str
-        Version of the engine and hash of its list of files, version of gvr_topk and hash of its files,
-        GPUs with their driver, and the variables of the environment that steer the integration. What
-        cannot be found out is ``unknown``, what is not installed ``absent``.
+    Version of the engine and hash of its list of files, version of gvr_topk and hash of its files, GPUs with
+    their driver, and the variables of the environment that steer the integration. What cannot be found out is
+    ``unknown``, what is not installed ``absent``.
     """
     build = dict.fromkeys((engine, f"{engine} files", "gvr_topk", "gvr_topk files"), "unknown")
     found = shutil.which(program)
     if found is not None and (interpreter := _interpreter(Path(found))):
-        try:
-            build |= json.loads(_output(interpreter, str(PROBE), engine, timeout_s=PROBE_TIMEOUT_S))
-        except (OSError, subprocess.SubprocessError, ValueError):
-            pass
-    try:
-        gpus = _output("nvidia-smi", "--query-gpu=name,uuid,driver_version", "--format=csv,noheader")
-    except (OSError, subprocess.SubprocessError):
-        gpus = "none"
-    build["GPU"] = "; ".join(gpus.split("\n")).strip("; ")
+        with contextlib.suppress(ValueError):  # it printed no JSON
+            build |= json.loads(output_of(interpreter, str(PROBE), engine, timeout_s=PROBE_TIMEOUT_S))
+    gpus = output_of("nvidia-smi", "--query-gpu=name,uuid,driver_version", "--format=csv,noheader")
+    build["GPU"] = "; ".join(gpus.splitlines()) or "none"
     return build | {
         name: os.environ[name]
         for name in sorted(os.environ)
         if name in VARIABLES or name.startswith(PREFIXES)
     }
-
-
-def _output(*command: str, timeout_s: float = 30) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True).stdout
 
 
 def _interpreter(script: Path) -> str | None:

@@ -76,26 +76,9 @@ def run_command(
 ) -> float:
     """Run `command` to its end, with stdout and stderr in `log`.
 
-    The command and all its children end with this process, whatever ends it (see `eval.campaigns.guard`).
-
-    Parameters
-    ----------
-    log : Path
-        Overwritten; its folder is created.
-    timeout_s : float, optional
-        Seconds after which the command and all its children are ended.
-    hold : sequence of int
-        File descriptors that stay open for as long as the command runs, such as a lock's.
-
-    Returns
-    -------
-    float
-        Seconds the command ran.
-
-    Raises
-    ------
-    CommandError
-        Not found, not executable, exit status other than 0, or out of time.
+    The command and all its children end with this process, whatever ends it (see `eval.campaigns.guard`), and
+    after `timeout_s`. File descriptors to `hold`, such as a lock's, stay open for as long as it runs. Returns
+    the seconds that it ran, or raises `CommandError`, also for an exit status other than 0.
     """
     started = time.monotonic()
     with _guarded(command, log, hold) as process:
@@ -120,11 +103,7 @@ def running_server(
 ) -> Iterator[None]:
     """Start a server, wait until `ready_url` answers 200, and end it with the block.
 
-    Raises
-    ------
-    CommandError
-        Something already answers at `ready_url`, or the server exits or stays silent for
-        `start_timeout_s` seconds.
+    It is a `CommandError` if something answers there already, or the server exits or is silent for too long.
     """
     if http_status(ready_url) is not None:
         raise CommandError(command, f"something already answers at {ready_url}; choose another port")

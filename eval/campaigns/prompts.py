@@ -46,11 +46,6 @@ def read_prompt(path: Path, entry: int) -> Prompt:
 
     A line is of trtllm-bench (``input_ids`` or ``prompt``), of LongSeqTasks (``system`` and ``user``), or
     a chat request (``messages``).
-
-    Raises
-    ------
-    InputError
-        No such file or line, or a line of another form.
     """
     try:
         lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
@@ -79,13 +74,7 @@ def read_prompt(path: Path, entry: int) -> Prompt:
 
 
 def apply_template(prompt: Prompt, tokenizer: str, *, as_text: bool) -> Prompt:
-    """Turn chat messages into token ids, or a text, with the model's chat template.
-
-    Raises
-    ------
-    InputError
-        ``transformers`` is missing.
-    """
+    """Turn chat messages into token ids, or a text, with the model's chat template."""
     try:
         from transformers import AutoTokenizer
     except ImportError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import statistics
 import time
@@ -16,7 +17,7 @@ import typer
 from eval.campaigns.evidence import read_evidence
 from eval.campaigns.process import CommandError, output_lines, quote_tail, run_command, running_server
 from eval.campaigns.reports import Figures, ReportError
-from eval.campaigns.store import RunRecord, RunStore, run_key
+from eval.campaigns.store import RunRecord, RunStore, text_hash
 from eval.campaigns.verdicts import ERROR_RATE, Decision, Order, decide
 from eval.common.machine import write_json
 from eval.common.options import require_program
@@ -43,9 +44,7 @@ class PlannedRun:
     inputs: Mapping[str, str]
     measure: Callable[[str], Figures]  # of what the command printed; reads report files itself
     build: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[Path, str] = field(
-        default_factory=dict
-    )  # the command reads them; written before it starts
+    files: Mapping[Path, str] = field(default_factory=dict)  # written before the command, which reads them
     report: Path | None = None  # the command writes it; removed before, so that no older one is read
     server: Server | None = None
     other_log: Path | None = None  # of a server that runs already, read for evidence
@@ -60,8 +59,18 @@ class PlannedRun:
         return [*([list(self.server.command)] if self.server else []), list(self.command)]
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What the record says before the run, and what its key is made of."""
+        return {
+            "labels": dict(self.labels),
+            "commands": self.commands,
+            "inputs": dict(self.inputs),
+            "build": dict(self.build),
+        }
+
+    @property
     def key(self) -> str:
-        return run_key(self.commands, self.inputs, self.labels, self.build)
+        return text_hash(json.dumps(self.identity, sort_keys=True))
 
     def do(self, lock: int, limits: Limits) -> dict[str, Any]:
         """Run the commands; what goes into the record."""
@@ -221,16 +230,9 @@ def execute(runs: Sequence[PlannedRun], store: RunStore, limits: Limits) -> Outc
             outcome.records.append(earlier)
             continue
         typer.echo(f"{place}: running, log {run.log}")
-        record: dict[str, Any] = {
-            "key": run.key,
-            "labels": dict(run.labels),
-            "commands": run.commands,
-            "inputs": dict(run.inputs),
-            "build": dict(run.build),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        }
+        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         try:
-            done = RunRecord(**record, **run.do(store.lock, limits))
+            done = RunRecord(run.key, **run.identity, started=started, **run.do(store.lock, limits))
             store.add(done)
         except (CommandError, ReportError) as error:
             message = run.explain(error)
@@ -260,12 +262,7 @@ def run_campaign(
     """Say what the runs can show, and do them, or print their commands and end.
 
     `program` starts the engine, from the launcher on, and `option` is where the caller names it; it is empty
-    where servers run already.
-
-    Raises
-    ------
-    typer.Exit
-        It is a dry run, or ``GVR_TOPK_DISABLE`` is set, so that no run could show anything.
+    where servers run already. With ``GVR_TOPK_DISABLE`` set no run could show anything, and none is done.
     """
     typer.echo("\n".join(f"# {line}" for line in power.splitlines()))  # a comment of the dry run's script
     if dry_run:

@@ -27,7 +27,7 @@ PLACE = ("variant", "repetition", "order")
 class RunRecord:
     """What the file of a finished run, and one run of a result file, says."""
 
-    key: str  # from `run_key`, of the next four
+    key: str  # a hash of the next four
     labels: dict[str, Any]  # what was varied: the task or case, and those of `PLACE`
     commands: list[list[str]]
     inputs: dict[str, str]
@@ -47,18 +47,6 @@ class RunRecord:
 def text_hash(text: str) -> str:
     """SHA-256 of a text that is, or will be, the content of a file."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def run_key(
-    commands: Sequence[Sequence[str]],
-    inputs: Mapping[str, str],
-    labels: Mapping[str, Any],
-    build: Mapping[str, str],
-) -> str:
-    """Key of a run: of its commands, the hashes of its files, its labels and its build."""
-    words = [list(part) for part in commands]
-    parts = {"commands": words, "inputs": dict(inputs), "labels": dict(labels), "build": dict(build)}
-    return text_hash(json.dumps(parts, sort_keys=True))
 
 
 class RunStore:

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,7 +54,7 @@ from eval.campaigns.store import RunStore, text_hash
 from eval.campaigns.tpot_report import paper_sd, tpot_table
 from eval.campaigns.verdicts import ERROR_RATE, Order, Variant, describe_power, variant_order
 from eval.common.machine import compute_capability
-from eval.common.options import check_label, options_of, refuse_repeats
+from eval.common.options import options_of, refuse_repeats
 from eval.common.status import TOOL_FAULT, UNDECIDED, InputError
 from gvr_topk.integrations._kit.environment import DISABLE
 
@@ -65,6 +66,8 @@ PROGRAMS: dict[tuple[Engine, Via | None], str] = {
     ("tensorrt-llm", "serve"): "trtllm-serve",
     ("vllm", "serve"): "vllm",
 }
+LABEL_AND_FILE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._+-]*)=(.+)")
+"""A prompt; its label is the name of a folder, and a path in it would lead out of the results."""
 EFFECTS = (1.0, 2.0, 5.0)
 """Per cent, for which the repetitions needed are said before the first run."""
 
@@ -222,13 +225,7 @@ def plan_run(
 
 
 def check_settings(settings: Settings, mtps: Sequence[int]) -> None:
-    """Require that each pair of files is a fair comparison, and that logs of running servers are there.
-
-    Raises
-    ------
-    InputError
-        A pair differs in more than the heuristic top-k, its MTP setting is another one, or none is shipped.
-    """
+    """Require that each pair of files is a fair comparison of its MTP setting, and that logs are there."""
     for log in (settings.log_off, settings.log_on):
         if log is not None and not log.is_file():
             raise InputError(f"{log}: wanted the log of a running server, got no such file")
@@ -250,10 +247,10 @@ def read_prompts(settings: Settings) -> dict[str, Prompt]:
     """The prompts, in the form that the chosen way of running takes."""
     prompts = {}
     for item in settings.prompts:
-        label, _, name = item.partition("=")
-        if not label or not name:
-            raise typer.BadParameter(f"wanted LABEL=FILE, got {item!r}", param_hint="--prompts")
-        check_label(label, "--prompts")
+        if (match := LABEL_AND_FILE.fullmatch(item)) is None:
+            wanted = "wanted LABEL=FILE, a label of letters, digits and . _ + -, the first a letter or digit"
+            raise typer.BadParameter(f"{wanted}, got {item!r}", param_hint="--prompts")
+        label, name = match.groups()
         prompt = read_prompt(Path(name), settings.entry)
         if prompt.form == "messages" and settings.tokenizer is not None:
             prompt = apply_template(prompt, settings.tokenizer, as_text=settings.via != "bench")

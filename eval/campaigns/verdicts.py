@@ -81,15 +81,10 @@ def drift_free_difference(
 ) -> Look:
     """Fit level, linear drift over the order of the runs, and variant.
 
-    Parameters
-    ----------
-    off, on : array_like, shape [..., n]
-        Values of the runs in the order of their repetitions; n at least `LEAST_REPETITIONS`.
-    order : str
-        In which order the runs took turns, as for `variant_order`.
-    resolution : float
-        Step to which the values are rounded. The standard deviation of a run is taken to be at least that
-        of rounding, so that values which happen to be printed alike do not pass for exact ones.
+    Values of the runs, ``[..., n]``, are in the order of their repetitions, of which there are at least
+    `LEAST_REPETITIONS`, and are rounded to a step of `resolution`. The standard deviation of a run is taken
+    to be at least that of rounding, so that values which happen to be printed alike do not pass for exact
+    ones.
     """
     first, second = np.asarray(off, dtype=np.float64), np.asarray(on, dtype=np.float64)
     repetitions = first.shape[-1]
@@ -263,14 +258,9 @@ def decide(
 ) -> list[Decision]:
     """Judge all tasks or cases of a campaign together.
 
-    Parameters
-    ----------
-    runs : sequence of (off, on)
-        Per task its scores, of which more is better, or per case the logarithms of its times.
-    margins : sequence of float, optional
-        Per task, the largest loss that is accepted. Without margins the claims are faster and slower.
-    family, order, resolution
-        As for `holm` and `drift_free_difference`.
+    Of each task there are scores, of which more is better, and a margin, the largest loss that is accepted;
+    or of each case the logarithms of times, and no margins: the claims are faster and slower. The other
+    arguments are as for `holm` and `drift_free_difference`.
     """
     if not runs:
         return []

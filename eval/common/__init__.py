@@ -1,1 +1,1 @@
-"""Options, tables, exit statuses and the description of the machine, which all folders use."""
+"""Options, tables, exit statuses, random tensors and the description of the machine, for all folders."""

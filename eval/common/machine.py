@@ -16,20 +16,16 @@ import torch
 
 import gvr_topk
 from eval.common.paths import ROOT
+from eval.common.timing import microseconds
 
 MACHINE_PATH = re.compile(r"(?<![\w./-])/(?:root|home|tmp|work)/(?:[\w.+@-]+/)*([\w.+@-]*)")
 """A path that only one machine has."""
 
 
 def describe_machine(commit: str = "", device: str = "cuda") -> dict[str, Any]:
-    """Machine, versions, commit and time, to stand beside every figure.
+    """Machine (a GPU if there is one, or a CPU), versions, commit and time, to stand beside every figure.
 
-    Parameters
-    ----------
-    commit : str
-        Commit of the sources where the folder has no Git history of its own.
-    device : {"cuda", "cpu"}
-        What was measured: a GPU if there is one, or the processor.
+    `commit` is that of the sources where the folder has no Git history of its own.
     """
     described: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -54,7 +50,7 @@ def describe_machine(commit: str = "", device: str = "cuda") -> dict[str, Any]:
 
 def sources_commit(named: str = "") -> str:
     """Commit of the sources: as it was named, or as Git says, or ``unknown``."""
-    return named or _output("git", "-C", str(ROOT), "describe", "--always", "--dirty") or "unknown"
+    return named or output_of("git", "-C", str(ROOT), "describe", "--always", "--dirty") or "unknown"
 
 
 def compute_capability() -> float:
@@ -68,12 +64,7 @@ def compute_capability() -> float:
 def sm_clock_mhz(cycles: int = 20_000_000) -> float:
     """SM clock under load: a kernel that waits for so many of its own cycles, timed with events."""
     torch.cuda._sleep(cycles)
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    torch.cuda._sleep(cycles)
-    stop.record()
-    stop.synchronize()
-    return cycles / (1000 * start.elapsed_time(stop))
+    return cycles / microseconds(lambda: torch.cuda._sleep(cycles), on_gpu=True)
 
 
 def without_folders(data: Any) -> Any:
@@ -107,12 +98,14 @@ def write_text(path: Path, text: str) -> None:
 
 def _of_first_gpu(field: str) -> str:
     """What the driver's tool says of a field, which has one line for each GPU; empty where there is none."""
-    lines = _output("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader").splitlines()
+    lines = output_of("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader").splitlines()
     return lines[0].strip() if lines else ""
 
 
-def _output(*command: str) -> str:
+def output_of(*command: str, timeout_s: float = 20) -> str:
+    """What a command prints, stripped; nothing where it fails or is not there."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
+    return done.stdout.strip()

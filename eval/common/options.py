@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
@@ -25,9 +24,6 @@ Commit = Annotated[str, typer.Option(help="Commit of the sources, where Git cann
 Device = Annotated[str, typer.Option(help="cuda, or cpu to try the program itself.")]
 Out = Annotated[Path, typer.Option(help="Result file.")]
 BaselineFolder = Annotated[Path | None, typer.Option(help="Folder of other projects' files.")]
-
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-
 
 Options = TypeVar("Options")
 Result = TypeVar("Result")
@@ -60,13 +56,7 @@ def no_gpu(option: str = "") -> str:
 
 
 def names_of(option: str, text: str, known: Sequence[str]) -> list[str]:
-    """Names in a comma-separated text; ``all`` stands for all.
-
-    Raises
-    ------
-    typer.BadParameter
-        There is none, or one is unknown.
-    """
+    """Names in a comma-separated text, of which there is one at least; ``all`` stands for all."""
     names = list(known) if text == "all" else [name for name in text.split(",") if name]
     if not names or not set(names) <= set(known):
         raise typer.BadParameter(f"{option}: wanted all or some of {','.join(known)}, got {text!r}")
@@ -141,23 +131,8 @@ def refuse_repeats(values: Sequence[Hashable], option: str) -> None:
 
 
 def integers(option: str, text: str, least: int = 1) -> list[int]:
-    """Integers in a comma-separated text.
-
-    Raises
-    ------
-    typer.BadParameter
-        A part is no integer, or too small.
-    """
+    """Integers in a comma-separated text."""
     given = [int(part) for part in text.split(",") if part.isdecimal()]
     if len(given) < len(text.split(",")) or min(given) < least:
         raise typer.BadParameter(f"{option}: wanted integers of at least {least}, got {text!r}")
     return given
-
-
-def check_label(label: str, option: str) -> None:
-    """Refuse a label that cannot be a folder's name; a path in it would write outside of the output."""
-    if not _LABEL.fullmatch(label):
-        raise typer.BadParameter(
-            f"wanted a label of letters, digits and . _ + -, the first a letter or digit, got {label!r}",
-            param_hint=option,
-        )

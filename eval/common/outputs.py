@@ -24,16 +24,9 @@ def expected_outputs(
 ) -> dict[str, Tensor]:
     """Outputs by the name of their argument: ``out``, and ``slots`` where these go beside it.
 
-    Parameters
-    ----------
-    positions : Tensor, shape [rows, k], int32
-        Positions that are selected, and -1 for none.
-    table_row : Tensor, shape [rows], int64
-        Row of the tables for each row; any number where all positions are -1.
-    page_table, page_size, offsets
-        As the op takes them.
-    cache_slots : bool
-        Whether the slots of a page table go beside the positions instead of in their place.
+    Of selected positions ``[rows, k]`` int32, -1 for none. `table_row` is the row of the tables for each row,
+    and may be any number where all positions are -1. With `cache_slots` the slots of a page table go beside
+    the positions instead of in their place.
     """
     out = positions
     if offsets is not None:

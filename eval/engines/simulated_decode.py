@@ -19,7 +19,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ from engine import GRAPH_DUMMY, fake_package, load_dsa
 from eval.bench.baselines import load_trtllm_op
 from eval.common.machine import describe_machine, without_folders, write_json
 from eval.common.options import Commit, Device, options_of, require_device, require_writable
+from eval.common.timing import microseconds
 from gvr_topk.evaluation.trace import Trace, TraceError, load_trace, shipped_trace
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations.tensorrt_llm.hook import LayerHook
@@ -154,7 +155,10 @@ class Decoder:
             self._forward(metadata, len(work))
             elapsed = 0.0
         else:
-            elapsed = self._timed(self._replay)
+            on_gpu = self.options.device == "cuda"
+            if on_gpu:
+                torch.cuda.synchronize()
+            elapsed = microseconds(self._replay, on_gpu=on_gpu)
         return [out[: len(work)].sort(dim=1).values.cpu() for out in self.outputs], elapsed
 
     def _forward(self, metadata: Any, rows: int) -> None:
@@ -191,19 +195,6 @@ class Decoder:
         with torch.cuda.graph(self.graph):
             self._forward(self.replayed, rows)
         self.static = self.outputs, self.logits
-
-    def _timed(self, work: Callable[[], None]) -> float:
-        if self.options.device == "cpu":
-            begun = time.perf_counter()
-            work()
-            return 1e6 * (time.perf_counter() - begun)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        return 1e3 * start.elapsed_time(end)
 
 
 def schedule(
@@ -264,11 +255,8 @@ def run(
 ) -> dict[str, Any]:
     """Run the schedule once, with the hook ``off`` or ``on``.
 
-    Returns
-    -------
-    dict
-        ``sets`` (list per step of one tensor per layer), their ``agreement`` with those `expected`,
-        ``graph_us``, ``hook_us`` (list by kind of step, which `simulate` explains), ``counters``.
+    ``sets`` has per step one tensor per layer, ``agreement`` how far they are those `expected`, and
+    ``hook_us`` the times by kind of step, which `simulate` explains.
     """
     engine_ops: Any = torch.ops.trtllm
     sets: list[list[Tensor]] = []
@@ -308,13 +296,7 @@ def run(
         finally:
             integration.uninstall()
             engine_ops.indexer_topk_decode = op
-    return {
-        "sets": sets,
-        "agreement": agreement,
-        "graph_us": graph_us,
-        "hook_us": hook_us,
-        "counters": seen,
-    }
+    return {"sets": sets, "agreement": agreement, "graph_us": graph_us, "hook_us": hook_us, "counters": seen}
 
 
 def compare(decoder: Decoder, wanted: list[Tensor], got: list[Tensor], agreement: dict[str, int]) -> None:

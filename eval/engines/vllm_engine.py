@@ -66,52 +66,25 @@ TOP_K_KERNELS = re.compile(r"gvr|top_?k|radix", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Specification:
-    """What one engine runs.
+    """What one engine runs. Parts but ``cases`` have batches, lengths and steps of their own."""
 
-    Attributes
-    ----------
-    mode, graphs, part : str
-        Of `MODES`, `GRAPHS` and `PARTS`; other parts than ``cases`` have batches, lengths and steps of their
-        own.
-    drafts : int
-        Draft tokens per step, by MTP.
-    model, shapes : str
-        Folder of the configuration, and whose shapes the model has.
-    batches, lengths, steps : list of int, list of int, int
-        Cases, every batch with every context length, and the tokens that each request generates.
-    churn : bool
-        Whether more requests than the engine has slots run at the end, of mixed lengths.
-    max_model_len, chunk : int
-        Longest row, and most tokens of a step, and so of a chunk of a prompt.
-    memory : float
-        Share of the GPU's memory that the engine takes.
-    profile : bool
-        Whether every case runs once more under the profiler, which times the kernels.
-    prefill_rows : int
-        Most rows of a prefill call that ``compare`` compares; 0 for all.
-    tensor_parallel : int
-        GPUs. With more than one, the layers run in worker processes, and so does the comparison.
-    split_k : bool
-        Whether cuBLAS may split the sums of a product, which it does by the size of the batch.
-    """
-
-    mode: str
-    graphs: str
-    drafts: int
-    model: str
-    batches: list[int]
+    mode: str  # one of `MODES`
+    graphs: str  # one of `GRAPHS`
+    drafts: int  # draft tokens per step, by MTP
+    model: str  # folder of the configuration
+    batches: list[int]  # cases: every batch with every context length
     lengths: list[int]
-    steps: int
-    churn: bool
-    max_model_len: int
-    memory: float
-    profile: bool = False
-    part: str = CASES
-    chunk: int = 8192
-    prefill_rows: int = 0
-    tensor_parallel: int = 1
-    split_k: bool = True
-    shapes: str = V32
+    steps: int  # tokens that each request generates
+    churn: bool  # more requests than the engine has slots run at the end, of mixed lengths
+    max_model_len: int  # longest row
+    memory: float  # share of the GPU's memory that the engine takes
+    profile: bool = False  # every case runs once more under the profiler, which times the kernels
+    part: str = CASES  # one of `PARTS`
+    chunk: int = 8192  # most tokens of a step, and so of a chunk of a prompt
+    prefill_rows: int = 0  # most rows of a prefill call that ``compare`` compares; 0 for all
+    tensor_parallel: int = 1  # GPUs; with several, layers and comparison run in worker processes
+    split_k: bool = True  # cuBLAS may split the sums of a product, which it does by the size of the batch
+    shapes: str = V32  # whose shapes the model has
 
     @property
     def in_workers(self) -> bool:
@@ -252,13 +225,9 @@ def run_requests(
     label: str,
     kernels: KernelTimes | None = None,
 ) -> dict[str, Any]:
-    """Run requests to their end.
+    """Run requests to their end; what was timed, and ``answers``, the tokens of each request.
 
-    Returns
-    -------
-    dict
-        ``tokens``, ``steps``, ``decode_steps`` and the milliseconds of the latter, median and least; and
-        ``answers``, the tokens of each request. `kernels` sees the steps of decode alone.
+    `kernels` sees the steps of decode alone.
     """
     names = {f"{label}-{number}": number for number in range(len(requests))}
     for name, number in names.items():

@@ -45,25 +45,14 @@ V4_RATIOS = {SPARSE: 4, COMPRESSED: 128}
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Sizes in which DeepSeek-V3.2 and the GLMs differ, which are one model to vLLM.
+    """Sizes in which DeepSeek-V3.2 and the GLMs differ, which are one model to vLLM."""
 
-    Attributes
-    ----------
-    q_rank : int
-        Of the queries' latent.
-    nope, value : int
-        Of a head: the part of a key without a position, and a value.
-    index_heads : int
-        Heads of the indexer.
-    selects_every, selects_first : int
-        The first layers select, and behind them every so many; a layer between them attends to what the one
-        before it chose, and has no indexer.
-    """
-
-    q_rank: int
-    nope: int
-    value: int
+    q_rank: int  # of the queries' latent
+    nope: int  # of a head: the part of a key without a position
+    value: int  # of a head: a value
     index_heads: int
+    # The first layers select, and behind them every so many; a layer between them attends to what the one
+    # before it chose, and has no indexer.
     selects_every: int = 1
     selects_first: int = 1
 
@@ -79,13 +68,8 @@ LATENT = {
 def model_config(layers: int, drafts: int = 0, shapes: str = V32) -> dict[str, Any]:
     """The contents of ``config.json``.
 
-    Parameters
-    ----------
-    layers : int
-        The first has a dense MLP, the others have experts; with the shapes of DeepSeek-V4 all have experts.
-    drafts : int
-        With any, the model has one layer more, which predicts further tokens (MTP).
-    shapes : {"v32", "glm5", "glm52", "v4"}
+    The first layer has a dense MLP, the others have experts; with the shapes of DeepSeek-V4 all have experts.
+    With any drafts, the model has one layer more, which predicts further tokens (MTP).
     """
     common = {
         "torch_dtype": "bfloat16",
@@ -193,17 +177,8 @@ def write_model(folder: Path, layers: int, drafts: int = 0, shapes: str = V32) -
 def fill_weights(seeds: Iterator[int]) -> Callable[..., None]:
     """What takes the place of vLLM's dummy weights, which are so small that all scores are nearly alike.
 
-    Outputs of a matrix keep the scale of its inputs, embeddings have the scale 1, and norms are neutral.
-
-    Parameters
-    ----------
-    seeds : iterator of int
-        One for each tensor. The workers of an engine fill in the same order, and so alike.
-
-    Returns
-    -------
-    callable
-        ``fill(module, ...)`` fills the parameters of a module and of those in it.
+    Outputs of a matrix keep the scale of its inputs, embeddings have the scale 1, and norms are neutral. Each
+    tensor takes a seed. The workers of an engine fill in the same order, and so alike.
     """
 
     def fill(module: torch.nn.Module, *ignored: Any, **named: Any) -> None:

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eval.common.draw import Draw
 from eval.common.outputs import DTYPES, INT32, expected_outputs
 from eval.fuzz.cases import Case
-from eval.fuzz.contents import CONTENTS, Draw, draw_integer
+from eval.fuzz.contents import CONTENTS
 from gvr_topk.arguments import (
     BlocksArguments,
     DecodeArguments,
@@ -42,12 +43,7 @@ from gvr_topk.constants import (
     StatsColumn,
 )
 from gvr_topk.contract import best_blocks, exact_topk, exact_topk_in_blocks, order_key, row_lengths
-from gvr_topk.evaluation.oracle import (
-    drop_masked_positions,
-    sorted_blocks,
-    sorted_in_blocks,
-    sorted_topk,
-)
+from gvr_topk.evaluation.oracle import drop_masked_positions, sorted_blocks, sorted_in_blocks, sorted_topk
 from gvr_topk.ops import launch
 from gvr_topk.policy import parse_path
 from gvr_topk.sampling import reference
@@ -103,7 +99,7 @@ def oracles(case: Case, device: str) -> tuple[Callable[..., Tensor], ...]:
 
 def make_call(case: Case, device: str) -> Callable[[], Written]:
     """The call of a case, with its tensors on a device."""
-    draw = torch.Generator(device=device).manual_seed(case.seed)
+    draw = Draw(device, case.seed)
     ops = {"decode": _decode, "prefill": _prefill, "blocks": _blocks, "sampling": _sampling}
     return ops[case.op](case, draw)
 
@@ -167,7 +163,9 @@ def _decode(case: Case, draw: Draw) -> Callable[[], Written]:
             for slot, row in writers.items():
                 expected_indices[slot] = wanted[row]
     request = torch.arange(case.rows, device=device) // case.next_n
-    expected = _expected(case, wanted, request, page_table)
+    expected = expected_outputs(
+        wanted, request, page_table=page_table, page_size=case.page_size, cache_slots=case.cache_slots
+    )
     lengths = visible.tolist()
 
     def call() -> Written:
@@ -234,7 +232,7 @@ def _prefill(case: Case, draw: Draw) -> Callable[[], Written]:
     _poison(case, logits, starts, starts + lengths)
     request, row_request = torch.arange(case.rows, device=device), None
     if case.table_requests:
-        row_request = _integers(-1, case.table_requests + 1, (case.rows,), draw).to(torch.int32)
+        row_request = draw.integers(-1, case.table_requests + 1, case.rows).to(torch.int32)
         request = row_request.to(torch.int64)
         lengths = torch.where((request >= 0) & (request < case.table_requests), lengths, 0)
     # Windows are moved to the first column, where the oracles take them.
@@ -242,19 +240,14 @@ def _prefill(case: Case, draw: Draw) -> Callable[[], Written]:
     positions = oracles(case, device.type)[0](logits.gather(1, columns), lengths, case.k)
     page_table = _page_table(case, draw)
     offsets = _offsets(case, draw) if case.offsets else None
-    expected = _expected(case, positions, request, page_table, offsets)
-    tables = {
-        "row_request": row_request,
-        "offsets": offsets,
-        "page_table": page_table,
-        "page_size": case.page_size,
-    }
-    inner = _integers(0, case.width + 1, (max(case.slices - 1, 0),), draw)
+    tables: dict[str, Any] = {"offsets": offsets, "page_table": page_table, "page_size": case.page_size}
+    expected = expected_outputs(positions, request, cache_slots=case.cache_slots, **tables)
+    inner = draw.integers(0, case.width + 1, max(case.slices - 1, 0))
     bounds = [0, *sorted(inner.tolist()), case.width]
 
     def call() -> Written:
         results = {name: _guarded(its) for name, its in expected.items()}
-        given = {**tables, **_outputs(case, results, device)}
+        given = {"row_request": row_request, **tables, **_outputs(case, results, device)}
         flags = FLAG_PDL * case.pdl + FLAG_STREAMS * case.streams
         arguments: PrefillArguments | PrefillSliceArguments
         if not case.slices:
@@ -295,11 +288,7 @@ def _blocks(case: Case, draw: Draw) -> Callable[[], Written]:
         given[rows] = _given(kind, blocks[rows], case, draw)
     positions = select(logits, lengths, case.k)
     in_given = select_in_blocks(logits, lengths, given, case.given_k)
-    options = {
-        "next_n": case.next_n,
-        "flags": FLAG_PDL * case.pdl,
-        "compress_ratio": case.compress_ratio,
-    }
+    options = {"next_n": case.next_n, "flags": FLAG_PDL * case.pdl, "compress_ratio": case.compress_ratio}
 
     def call() -> Written:
         results = {
@@ -329,7 +318,7 @@ def _sampling(case: Case, draw: Draw) -> Callable[[], Written]:
         "logprob_mode": LogprobMode[case.logprob_mode.upper()],
         "options": FLAG_PDL * case.pdl,
     }
-    sampled = _integers(-1, case.width + 1, (rows,), draw).to(torch.int32 if case.narrow else torch.int64)
+    sampled = draw.integers(-1, case.width + 1, rows).to(torch.int32 if case.narrow else torch.int64)
     read: dict[str, Any] = {"slots": slots, **masks, **parameters}
     on_cpu: dict[str, Any] = {
         name: value.cpu() if isinstance(value, Tensor) else value for name, value in read.items()
@@ -400,10 +389,9 @@ def _sample_parameters(case: Case, count: int, draw: Draw) -> dict[str, Any]:
     for name, dtype in {**SLOT_PARAMETERS, "positions": torch.int64}.items():
         size = case.rows if name == "positions" else count
         if name in SAMPLE_VALUES:
-            values = torch.tensor(SAMPLE_VALUES[name], dtype=torch.float64, device=draw.device)
-            drawn = values[_integers(0, len(values), (size,), draw)].to(dtype)
+            drawn = draw.chosen(torch.tensor(SAMPLE_VALUES[name], dtype=torch.float64), size).to(dtype)
         else:
-            drawn = _integers(-(2**62), 2**62, (size,), draw)
+            drawn = draw.integers(-(2**62), 2**62, size)
         if name not in case.by_tensor:
             parameters[f"{name}_value"] = drawn[0].item()
         elif case.pinned and drawn.is_cuda and name in SLOT_PARAMETERS:
@@ -418,12 +406,12 @@ def _masks(case: Case, draw: Draw) -> dict[str, Tensor]:
     if case.masks == "none":
         return {}
     count = case.rows if case.masks == "row" else 3
-    words = [_integers(INT32.min, INT32.max + 1, (count, -(-case.width // 32)), draw) for _ in range(2)]
-    kind = _integers(0, 4, (count, 1), draw)
+    words = [draw.any_int32(count, -(-case.width // 32)) for _ in range(2)]
+    kind = draw.integers(0, 4, count, 1)
     few = torch.where(kind == 1, words[0] & words[1], torch.where(kind == 2, words[0] | words[1], words[0]))
     masks = {"allow": torch.where(kind == 3, 0, few).to(torch.int32)}
     if case.masks == "table":
-        masks["allow_row"] = _integers(-1, count + 1, (case.rows,), draw).to(torch.int32)
+        masks["allow_row"] = draw.integers(-1, count + 1, case.rows).to(torch.int32)
     return masks
 
 
@@ -446,19 +434,6 @@ def _like(logits: Tensor, content: Tensor) -> Tensor:
     """Rows that lie as `logits` do in a buffer of their own."""
     base = _whole(logits).clone()
     return base.as_strided(logits.shape, logits.stride(), logits.storage_offset()).copy_(content)
-
-
-def _expected(
-    case: Case, positions: Tensor, request: Tensor, page_table: Tensor | None, offsets: Tensor | None = None
-) -> dict[str, Tensor]:
-    return expected_outputs(
-        positions,
-        request,
-        page_table=page_table,
-        page_size=case.page_size,
-        cache_slots=case.cache_slots,
-        offsets=offsets,
-    )
 
 
 def _outputs(case: Case, results: dict[str, tuple[Tensor, Tensor]], device: torch.device) -> dict[str, Any]:
@@ -501,11 +476,6 @@ def strided(rows: int, width: int, pad: int, shift: int, dtype: torch.dtype, dev
     return buffer[shift : shift + rows * (width + pad)].view(rows, width + pad)[:, :width]
 
 
-def _integers(low: int, high: int, shape: tuple[int, ...], draw: Draw) -> Tensor:
-    """Integers of ``[low, high)``."""
-    return torch.randint(low, max(high, low + 1), shape, generator=draw, device=draw.device)
-
-
 def _parts(case: Case, kinds: tuple[str, ...]) -> list[tuple[str, slice]]:
     """Rows of each kind: in turn, or one kind behind the other; parts without rows are left out."""
     count, rows = len(kinds), case.rows
@@ -525,7 +495,7 @@ def _logits(case: Case, draw: Draw) -> Tensor:
         count = len(range(case.rows)[rows])
         scores = CONTENTS[kind](count, case.width, case.k, draw, dtype).to(dtype)
         if case.fresh < 1:
-            own = torch.rand(count, case.width, generator=draw, device=draw.device) < case.fresh
+            own = draw.uniform(count, case.width) < case.fresh
             scores = torch.where(own, scores, scores[:1])
         logits[rows] = scores
     return logits
@@ -553,9 +523,9 @@ def _seq_lens(case: Case, draw: Draw) -> Tensor:
             "beyond": (case.width, 2 * case.width + 3000),
             "any_int32": (INT32.min, INT32.max + 1),
         }[kind]
-        scores = _integers(low, high, some.shape, draw)
+        scores = draw.integers(low, high, *some.shape)
         # A length counts keys, and not all of them make up a whole score.
-        more = _integers(0, case.compress_ratio, some.shape, draw)
+        more = draw.integers(0, case.compress_ratio, *some.shape)
         some.copy_(scores if kind == "any_int32" else scores * case.compress_ratio + more)
     return lengths.clamp(INT32.min, INT32.max).to(torch.int32)
 
@@ -571,12 +541,12 @@ def windows(kind: str, rows: int, case: Case, draw: Draw) -> tuple[Tensor, Tenso
     width, k = case.width, case.k
 
     def integers(low: int, high: int) -> Tensor:
-        return _integers(low, high, (rows,), draw)
+        return draw.integers(low, high, rows)
 
     if kind == "full":
         return integers(0, 1), integers(width, width + 1)
     if kind == "causal":
-        first = draw_integer(0, max(1, min(width // 2, width - k)), draw).expand(rows)
+        first = draw.integers(0, max(1, min(width // 2, width - k))).expand(rows)
         return first, width - rows + 1 + torch.arange(rows, device=draw.device)
     if kind == "near_k":
         first = integers(0, width - k)
@@ -587,7 +557,7 @@ def windows(kind: str, rows: int, case: Case, draw: Draw) -> tuple[Tensor, Tenso
     if kind == "beyond":
         return integers(-3000, 20), integers(width, width + 3000)
     if kind == "any_int32":
-        return integers(INT32.min, INT32.max + 1), integers(INT32.min, INT32.max + 1)
+        return draw.any_int32(rows), draw.any_int32(rows)
     ends = torch.stack([integers(0, width + 1), integers(0, width + 1)])
     lower, upper = ends.amin(dim=0), ends.amax(dim=0)
     return (upper, lower) if kind == "inverted" else (lower, upper)
@@ -600,21 +570,21 @@ def _page_table(case: Case, draw: Draw) -> Tensor | None:
     if not case.page_size:
         return None
     largest = max(4096, (1 << 23) // case.table_rows)
-    pages = int(draw_integer(0, min(2 * (case.width // case.page_size) + 3, largest), draw))
+    pages = int(draw.integers(0, min(2 * (case.width // case.page_size) + 3, largest)))
     shape = (case.table_rows, pages)
-    table = _integers(0, min(INT32.max // case.page_size + 2, INT32.max), shape, draw)
+    table = draw.integers(0, min(INT32.max // case.page_size + 2, INT32.max), *shape)
     if case.holes:
-        table = torch.where(torch.rand(shape, generator=draw, device=draw.device) < 0.3, -1 - table, table)
+        table = torch.where(draw.uniform(*shape) < 0.3, -1 - table, table)
     return table.to(torch.int32)
 
 
 def _offsets(case: Case, draw: Draw) -> Tensor:
     """Usual offsets, and now and then any number of 32 bits, or one that overflows within the window."""
     shape = (case.table_rows,)
-    usual = _integers(0, 1 << 22, shape, draw)
-    wild = _integers(INT32.min, INT32.max + 1, shape, draw)
-    near = INT32.max - _integers(0, case.width + 2, shape, draw)
-    chance = torch.rand(shape, generator=draw, device=draw.device)
+    usual = draw.integers(0, 1 << 22, *shape)
+    wild = draw.any_int32(*shape)
+    near = INT32.max - draw.integers(0, case.width + 2, *shape)
+    chance = draw.uniform(*shape)
     return torch.where(chance < 0.7, usual, torch.where(chance < 0.85, wild, near)).to(torch.int32)
 
 
@@ -630,13 +600,13 @@ def _given(kind: str, chosen: Tensor, case: Case, draw: Draw) -> Tensor:
     if kind == "none":
         return torch.full(shape, -1, device=draw.device)
     if kind == "any_int32":
-        return _integers(INT32.min, INT32.max + 1, shape, draw)
+        return draw.any_int32(*shape)
     if kind == "repeated":
-        return _integers(0, min(last, 5), shape, draw).sort(dim=1).values
+        return draw.integers(0, min(last, 5), *shape).sort(dim=1).values
     if kind == "unordered":
-        return _integers(-3, last + 3, shape, draw)
+        return draw.integers(-3, last + 3, *shape)
     # Distinct and ascending, -1 behind them.
-    blocks = _integers(0, last, shape, draw).sort(dim=1).values
+    blocks = draw.integers(0, last, *shape).sort(dim=1).values
     again = torch.zeros(shape, dtype=torch.bool, device=draw.device)
     again[:, 1:] = blocks[:, 1:] == blocks[:, :-1]
     blocks = blocks.masked_fill(again, last).sort(dim=1).values
@@ -665,10 +635,10 @@ def _indices(case: Case, slots: int, wanted: Tensor, draw: Draw) -> Tensor:
 
 def _row_slots(case: Case, slots: int, draw: Draw) -> Tensor:
     """Slots of the rows: the last rows of two requests never share one, because both would write it."""
-    order = torch.randperm(slots, generator=draw, device=draw.device)[: case.rows].to(torch.int32)
+    order = draw.order(slots)[: case.rows].to(torch.int32)
     if case.slots == "shuffled":
         order = order[: case.requests].repeat_interleave(case.next_n)
-    choice = torch.rand(case.rows, generator=draw, device=draw.device)
+    choice = draw.uniform(case.rows)
     order = torch.where(choice < 0.1, -1, order)
     return torch.where(choice > 0.95, slots + 7, order).to(torch.int32)
 
@@ -677,22 +647,22 @@ def _hint(kind: str, result: Tensor, case: Case, draw: Draw) -> Tensor:
     k, device = case.k, draw.device
 
     def within(low: int, high: int) -> Tensor:
-        return _integers(low, high, (k,), draw)
+        return draw.integers(low, high, k)
 
     if kind == "true":
         # Positions as the offset will move them, in any order, padding kept.
-        order = torch.randperm(k, generator=draw, device=device)
+        order = draw.order(k)
         shuffled = result.to(torch.int64)[order]
         return torch.where(shuffled >= 0, (shuffled - case.hint_offset).clamp(INT32.min, INT32.max), -1)
     if kind == "half":
-        keep = torch.rand(k, generator=draw, device=device) < 0.5
+        keep = draw.uniform(k) < 0.5
         return torch.where(keep, result.to(torch.int64), within(0, case.width))
     if kind == "random":
         return within(0, case.width)
     if kind == "any_int32":
-        return within(INT32.min, INT32.max + 1)
+        return draw.any_int32(k)
     if kind == "one_position":
-        return draw_integer(0, case.width, draw).expand(k)
+        return draw.integers(0, case.width).expand(k)
     constant = {"minus_one": -1, "zero": 0, "past_the_end": case.width}[kind]
     return torch.full((k,), constant, dtype=torch.int64, device=device)
 
@@ -706,46 +676,42 @@ def kth_values(logits: Tensor, wanted: Tensor) -> Tensor:
 
 def state_words(kind: str, kth: Tensor, draw: Draw) -> Tensor:
     """Whole slots; `kth` holds values that those may expect, one a slot."""
-    slots, device = len(kth), draw.device
-
-    def normal() -> Tensor:
-        return torch.randn(slots, generator=draw, device=device)
+    slots = len(kth)
 
     def any_size() -> Tensor:
-        return torch.empty(slots, device=device).uniform_(-130, 130, generator=draw).exp2()
+        return (260 * draw.uniform(slots) - 130).exp2()
 
     def any_bits() -> Tensor:
-        drawn = _integers(INT32.min, INT32.max + 1, (slots,), draw)
-        return drawn.to(torch.int32).view(torch.float32)
+        return draw.any_int32(slots).view(torch.float32)
 
     def spreads(by_value: bool | None) -> Tensor:
         """Two spreads of moderate size, and the last bit that says which of them to go by."""
-        halves = (0.05 * torch.stack([normal(), normal()], dim=1).abs()).to(torch.bfloat16).view(torch.int16)
-        bit = _integers(0, 2, (slots,), draw)
+        halves = (0.05 * draw.normal(slots, 2).abs()).to(torch.bfloat16).view(torch.int16)
+        bit = draw.integers(0, 2, slots)
         chosen = bit if by_value is None else torch.full_like(bit, by_value)
         halves[:, 0] = (halves[:, 0] & ~1) | chosen.to(torch.int16)
         return halves.contiguous().view(torch.float32)[:, 0]
 
     if kind == "bits":
         return torch.stack([any_bits() for _ in range(STATE_FLOATS)], dim=1)
-    words = torch.zeros(slots, STATE_FLOATS, device=device)
+    words = torch.zeros(slots, STATE_FLOATS, device=draw.device)
     if kind == "share":
-        words[:, 0] = torch.rand(slots, generator=draw, device=device)
+        words[:, 0] = draw.uniform(slots)
     elif kind == "window":  # what short rows leave: negative numbers of all sizes
-        near = torch.empty(slots, device=device).uniform_(-4, 4, generator=draw).exp2()
-        is_near = torch.rand(slots, generator=draw, device=device) < 0.5
+        near = (8 * draw.uniform(slots) - 4).exp2()
+        is_near = draw.uniform(slots) < 0.5
         words[:, 0] = -torch.where(is_near, near, any_size())
     elif kind in ("zscore", "value", "either"):  # near those that kernels leave, or far off
         by_value = {"zscore": False, "value": True, "either": None}[kind]
-        words[:, 0] = STATE_VALUE_ONLY if kind == "value" else STATE_ZSCORE_ORIGIN + 4.0 * normal()
-        words[:, 1] = kth + 0.05 * normal()
-        words[:, 2] = normal().abs()
+        words[:, 0] = STATE_VALUE_ONLY if kind == "value" else STATE_ZSCORE_ORIGIN + 4.0 * draw.normal(slots)
+        words[:, 1] = kth + 0.05 * draw.normal(slots)
+        words[:, 2] = draw.normal(slots).abs()
         words[:, 3] = spreads(by_value)
     elif kind == "absurd":  # a z-score or a value, and nonsense beside it
-        is_zscore = torch.rand(slots, generator=draw, device=device) < 0.5
-        words[:, 0] = torch.where(is_zscore, STATE_ZSCORE_ORIGIN + 8.0 * normal(), STATE_VALUE_ONLY)
-        words[:, 1] = any_size() * normal().sign()
-        words[:, 2] = any_size() * normal().sign()
+        is_zscore = draw.uniform(slots) < 0.5
+        words[:, 0] = torch.where(is_zscore, STATE_ZSCORE_ORIGIN + 8.0 * draw.normal(slots), STATE_VALUE_ONLY)
+        words[:, 1] = any_size() * draw.normal(slots).sign()
+        words[:, 2] = any_size() * draw.normal(slots).sign()
         words[:, 3] = any_bits()
     else:
         words[:, 0] = {

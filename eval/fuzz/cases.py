@@ -76,9 +76,8 @@ class Case:
     cache_slots: bool = False  # the cache slots go beside the positions instead of in their place
     state: str = ""  # content of the state's words (STATES); empty: no state
     hints: tuple[str, ...] = ()  # kinds of previous choice (HINTS); empty: the state keeps no indices
-    slots: str = (
-        "own"  # no row_slot; "shuffled": one per request, some without; "any": rows of a request differ
-    )
+    # "own": no row_slot; "shuffled": one per request, some without; "any": rows of a request differ.
+    slots: str = "own"
     indices_pad: int = 0  # elements between slots of the indices
     hint_offset: int = 0
     next_state: bool = False  # what rows leave goes there, and the state is read alone
@@ -87,9 +86,7 @@ class Case:
     quantile_guess: bool = False
     ctas_per_row: int = 0
     max_ctas: int = 0
-    table_requests: int = (
-        0  # requests that rows of prefill are of; 0: no row_request, tables have a row a row
-    )
+    table_requests: int = 0  # requests that rows of prefill are of; 0: no row_request, a row of tables a row
     offsets: bool = False
     streams: bool = False
     slices: int = 0  # slices that the columns of prefill come in; 0: all at once, without a carry
@@ -357,11 +354,6 @@ def cases(elements: int, ops: Sequence[str], paths: Sequence[str]) -> st.SearchS
 
     `paths` are those of the decode op. The prefill op is called on those of them that it has, and the ops of
     blocks and the sampler's if ``auto`` is among them.
-
-    Raises
-    ------
-    InputError
-        None of the ops has one of the paths.
     """
     of_prefill = [path for path in paths if path in PREFILL_PATH_NAMES]
     strategies = {"decode": decode_cases(elements, paths)}

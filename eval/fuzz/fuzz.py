@@ -58,12 +58,7 @@ def check_case(case: Case, device: str, *, beside: Neighbour | None = None) -> T
     """Run one case twice, the second time with the state of the first, and compare everything it writes.
 
     The neighbour `beside` is at work during each call. Returns the op's statistics, where the case asked for
-    them.
-
-    Raises
-    ------
-    Mismatch
-        With what differs, and where first.
+    them. A `Mismatch` says what differs, and where first.
     """
     call = make_call(case, device)
     stats = None
@@ -98,18 +93,11 @@ def drawn_cases(device: str, seed: int, ops: Sequence[str], paths: Sequence[str]
 
 
 def run(
-    device: str,
-    seconds: float,
-    chosen: Iterator[Case],
-    beside: Sequence[Neighbour] = (),
+    device: str, seconds: float, chosen: Iterator[Case], beside: Sequence[Neighbour] = ()
 ) -> dict[str, Any]:
     """Fuzz until the time is over, the cases are, or one fails; neighbours take turns, case by case.
 
-    Returns
-    -------
-    dict
-        Summary: cases, rows, scores, what was drawn for each op, what became of its hints, and the failed
-        case if any.
+    The summary says what was drawn for each op, what became of its hints, and which case failed, if any.
     """
     started = reported = time.monotonic()
     counted = ("paths", "dtypes", "arguments", "reasons")

@@ -170,13 +170,7 @@ def _demangle(names: set[str]) -> dict[str, str]:
 
 
 def inspect(library: Path = LIBRARY) -> list[KernelUse]:
-    """Resource use of every kernel of a library, sorted by kernel, then in the order of `ARCHITECTURES`.
-
-    Raises
-    ------
-    InspectError
-        The library or ``cuobjdump`` is missing, or its output is not understood.
-    """
+    """Resource use of every kernel of a library, sorted by kernel, then in the order of `ARCHITECTURES`."""
     if not library.is_file():
         raise InspectError(f"library: wanted a built CUDA library, got none at {library}")
     found = [
@@ -213,11 +207,6 @@ def unguarded_collectives(
 
     Of kernels with `kernels` in their names, or of each family the fp32 kernel with the most code. They have
     source lines where the library has them (CMake option ``GVR_TOPK_LINE_INFO``).
-
-    Raises
-    ------
-    InspectError
-        A tool is missing, or there is no such kernel.
     """
     found: list[Finding] = []
     with _fat_binaries(library) as fat_binaries:

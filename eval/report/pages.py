@@ -24,17 +24,15 @@ def word(number: int) -> str:
     return NUMBERS[number] if number < len(NUMBERS) else str(number)
 
 
-def table(headers: str | Sequence[str], rows: Iterable[Iterable[str]], align: str = "l") -> str:
-    """A Markdown table.
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: ``a, b and c``."""
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
-    Parameters
-    ----------
-    headers : str or sequence of str
-        One string has bars between the columns.
-    rows : iterable of iterable of str
-        Cells.
-    align : str
-        ``l`` or ``r`` of the first columns; the others are to the right.
+
+def table(headers: str | Sequence[str], rows: Iterable[Iterable[str]], align: str = "l") -> str:
+    """A Markdown table; headers may be one text with bars between the columns.
+
+    Of the first columns `align` says ``l`` or ``r``; the others are to the right.
     """
     names = headers.split(" | ") if isinstance(headers, str) else headers
     rule = "".join("---|" if side == "l" else "---:|" for side in align.ljust(len(names), "r"))

@@ -40,16 +40,7 @@ def digest_in(image: Path) -> str | None:
 def draw(data: Mapping[str, Any], out: Path, batches: tuple[int, ...] = (1, 64), *, digest: str = "") -> None:
     """Draw the main sweep: Gaussian chains, one panel for each batch.
 
-    Parameters
-    ----------
-    data : dict
-        Content of the benchmark's JSON.
-    out : Path
-        Image to write; its suffix chooses the format.
-    batches : tuple of int
-        Rows per launch, one panel each.
-    digest : str
-        That of the benchmark's file, which a PNG then names; empty for none.
+    The suffix of `out` chooses the format. A PNG names the digest of the benchmark's file, if it is given.
     """
     from matplotlib.figure import Figure
 

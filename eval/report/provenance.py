@@ -31,42 +31,24 @@ class RefusedError(ValueError):
 
 
 def refuse_if(wrong: Any, name: str, wanted: str) -> None:
-    """Refuse a file whose figures would stand beside words that they contradict.
-
-    Raises
-    ------
-    RefusedError
-        If something is wrong.
-    """
+    """Refuse a file, if something is wrong, whose figures would stand beside words that they contradict."""
     if wrong:
         raise RefusedError(f"{name}: wanted {wanted}, got {wrong}")
 
 
-def _all(data: Mapping[str, Any]) -> bool:
-    return True
-
-
 @dataclass
 class Results:
-    """Result files that one page shows.
-
-    Attributes
-    ----------
-    folder : Path
-        Files of the GPU whose figures the page shows. What it lacks is taken from a folder beside it.
-    quoted : dict of str to set of str
-        Commits of the figures that are shown, by file.
-    """
+    """Result files that one page shows: of one GPU. What its folder lacks is taken from one beside it."""
 
     folder: Path
-    quoted: dict[str, set[str]] = field(default_factory=dict)
+    quoted: dict[str, set[str]] = field(default_factory=dict)  # commits of the figures shown, by file
 
-    def of_one_gpu(self, pattern: str, keep: Keep = _all, *, own: bool = False) -> Files:
+    def of_one_gpu(self, pattern: str, keep: Keep | None = None, *, own: bool = False) -> Files:
         """Files by name, all of one folder, so that no table of times mixes GPUs; with `own` of this one."""
         found = (self._files_in(place, pattern, keep) for place in self._places()[: 1 if own else None])
         return next(filter(None, found), {})
 
-    def of_all_gpus(self, pattern: str, keep: Keep = _all) -> Files:
+    def of_all_gpus(self, pattern: str, keep: Keep | None = None) -> Files:
         """Files by folder and name, those of `folder` first: for counts, which do not depend on the GPU."""
         return {
             f"{place.name}/{name}": data
@@ -76,8 +58,7 @@ class Results:
 
     def one(self, name: str) -> dict[str, Any] | None:
         """A file whose figures are shown; None where there is none."""
-        files = self.quote(self.of_one_gpu(name))
-        return files.get(name)
+        return self.quote(self.of_one_gpu(name)).get(name)
 
     def quote(self, files: Files) -> Files:
         """Note the commits of files whose figures are shown."""
@@ -89,9 +70,9 @@ class Results:
         return [self.folder, *(path for path in beside if path != self.folder)]
 
     @staticmethod
-    def _files_in(place: Path, pattern: str, keep: Keep) -> Files:
+    def _files_in(place: Path, pattern: str, keep: Keep | None) -> Files:
         files = {path.name: json.loads(path.read_text()) for path in sorted(place.glob(pattern))}
-        return {name: data for name, data in files.items() if keep(data)}
+        return {name: data for name, data in files.items() if keep is None or keep(data)}
 
 
 def commits_of(data: Mapping[str, Any]) -> set[str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
@@ -29,9 +30,7 @@ from eval.bench.bench_report import (
     SHAPES,
     Cell,
     Index,
-    geometric_mean,
     hard_rows,
-    hint_ratios,
     sampling_table,
     worst_launch,
     worst_ratios,
@@ -39,7 +38,7 @@ from eval.bench.bench_report import (
 from eval.bench.our_kernels import HINTED, NO_HINT, PAPER, PDL, PREFILL, PREFILL_ROUNDS
 from eval.bench.peers import peer_names
 from eval.common.paths import ROOT
-from eval.report.pages import render, shown, table, word
+from eval.report.pages import listed, render, shown, table, word
 from eval.report.picture import digest_in, draw
 from eval.report.provenance import (
     RefusedError,
@@ -102,14 +101,7 @@ NOISE = 0.01
 
 
 def load_bench() -> dict[str, Any]:
-    """The kernel benchmark's file.
-
-    Raises
-    ------
-    RefusedError
-        Another version of the benchmark wrote it, a result of this package was not exact, one set of scores
-        had several selections, or runs are of several kinds of GPU.
-    """
+    """The kernel benchmark's file, if every result of this package is exact, and every selection the same."""
     data: dict[str, Any] = json.loads((RESULTS / BENCH).read_text())
     if data.get("format") != FORMAT:
         hint = "run python -m eval bench on the GPU and put its file there"
@@ -126,10 +118,8 @@ def load_bench() -> dict[str, Any]:
 
 def results() -> str:
     """The README's section: one table, what was measured in an engine, and a few sentences."""
-    bench, files = load_bench(), Results(RESULTS)
-    index = Index(bench)
-    files.quote({BENCH: bench})
-    values = common_values(bench, index, files)
+    files = Results(RESULTS)
+    _, index, values = common_values(files)
     peers = with_figures(index, {impl: values["peers"][impl] for impl in README_PEERS})
     short = times_lines(index, README_SHAPES, (HINTED, *peers))
     values |= {
@@ -143,12 +133,9 @@ def results() -> str:
 
 def performance() -> str:
     """Figures of the page that says what takes how long."""
-    bench, files = load_bench(), Results(RESULTS)
-    index = Index(bench)
-    files.quote({BENCH: bench})
-    values = common_values(bench, index, files)
+    files = Results(RESULTS)
+    bench, index, values = common_values(files)
     peers, run = values["peers"], bench["runs"][0]
-    *given, last = (f"`{name}`" for name in run[HINTED])
     columns = {HINTED: "this package", PDL: "with PDL", NO_HINT: "no hint", **with_figures(index, peers)}
     v4 = {impl: name for impl, name in columns.items() if impl != PDL}
     of_v4 = (
@@ -160,8 +147,8 @@ def performance() -> str:
     values |= {
         "folder": RESULTS.name,
         "caption": f" ({values['device']}, {values['commits']})",
-        "given": f"{', '.join(given)} and {last}",
-        "bare": " and ".join(f"`{name}`" for name in run[NO_HINT]),
+        "given": listed([f"`{name}`" for name in run[HINTED]]),
+        "bare": listed([f"`{name}`" for name in run[NO_HINT]]),
         "kept": " or ".join(kept),
         "times": times_table(index, columns),
         "hard": hard_table(index, values["each_launches"]),
@@ -169,7 +156,7 @@ def performance() -> str:
         "wide": wide_table(index),
         "floor": table(
             "N x batch | this package | reading alone",
-            times_lines(index, sorted(FLOOR_SHAPES, key=_by_batch), (HINTED, FLOOR), digits=2),
+            times_lines(index, by_batch(FLOOR_SHAPES), (HINTED, FLOOR), digits=2),
         ),
         "v4": index.group("v4") and table(["k", "N x batch", *v4.values()], of_v4, align="rl"),
         "hint": hint_figures(index),
@@ -182,8 +169,11 @@ def performance() -> str:
     return render("performance.md.j2", **values, older=older_kernels(files.quoted))
 
 
-def common_values(bench: Mapping[str, Any], index: Index, files: Results) -> dict[str, Any]:
-    """What both pages say of the benchmark, the host and the runs under load."""
+def common_values(files: Results) -> tuple[dict[str, Any], Index, dict[str, Any]]:
+    """The benchmark, and what both pages say of it, of the host and of the runs under load."""
+    bench = load_bench()
+    index = Index(bench)
+    files.quote({BENCH: bench})
     peers = peer_names(run["baselines"] for run in bench["runs"])
     k, dtype = (" or ".join(sorted({str(c[what]) for c in index.group("main")})) for what in ("k", "dtype"))
     first = bench["runs"][0]["machine"]["commit"]
@@ -192,9 +182,9 @@ def common_values(bench: Mapping[str, Any], index: Index, files: Results) -> dic
     names = ", ".join(sorted(set(earlier)))
     told = f"{len(earlier):,} of the file's {len(commits):,} figures are of commit {names}"
     launches = {its["each_us"]["launches"] for its in index.results if "each_us" in its}
-    ratios = {row["other"]: row for row in worst_ratios(index)}
+    ratios = worst_ratios(index)
     named = {impl: peers.get(impl, impl) for impl in BASELINES} | {PAPER: "the paper's kernel"}
-    return {
+    values = {
         "device": device_of(bench),
         "commits": f"commit {first}{f'; {told}' if earlier else ''}",
         "k": k,
@@ -208,6 +198,7 @@ def common_values(bench: Mapping[str, Any], index: Index, files: Results) -> dic
         "decode": simulated(files),
         "stress": stressed(files),
     }
+    return bench, index, values
 
 
 def cell_name(cell: Cell) -> str:
@@ -220,8 +211,8 @@ def shape_name(n: int, batch: int) -> str:
     return f"{n:,} x {batch:,}"
 
 
-def _by_batch(shape: tuple[int, int]) -> tuple[int, int]:
-    return shape[::-1]
+def by_batch(shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    return sorted(shapes, key=lambda shape: shape[::-1])
 
 
 def trace_name(cell: Cell) -> str:
@@ -272,7 +263,7 @@ def times_lines(
 
 def times_table(index: Index, columns: Mapping[str, str]) -> str:
     """Microseconds per launch of every implementation; behind this package's, those on harder rows."""
-    shapes = sorted(SHAPES, key=_by_batch)
+    shapes = by_batch(SHAPES)
     rows = times_lines(index, shapes, tuple(columns))
     for row, shape in zip(rows, shapes, strict=True):
         hard = slowest(index, *shape, "mask", "adversarial", "scale")
@@ -405,11 +396,11 @@ def worst_launches(index: Index) -> dict[str, Any] | None:
 
 def hint_figures(index: Index) -> dict[str, Any]:
     """What the hint, masks and PDL do to the time."""
-    costs = [row["ratio"] for row in hint_ratios(index)]
+    costs = index.ratios(HINTED, NO_HINT).values()
     pdl = index.ratios(PDL, HINTED, lambda cell: cell["group"] == "main")
     names = {cell["key"]: cell_name(cell) for cell in index.cells()}
     return {
-        "mean": geometric_mean(costs) if costs else None,
+        "mean": statistics.geometric_mean(costs) if costs else None,
         "most": _extreme(max, costs),
         "worst": _extreme(max, (worst_launch(index, cell["key"]) for cell in index.group("engine", "scale"))),
         "masked": _extreme(max, hard_rows(index, "mask").values()),
@@ -443,13 +434,12 @@ def host_time(files: Results) -> dict[str, Any] | None:
     }
     named = {"vllm": "vLLM", "trtllm": "TensorRT-LLM", "torch": "torch.topk"}
     others = {name: us[call] for call, name in named.items() if call in us}
-    *slower, last = ["", *(name for name, time in others.items() if us["hinted"] > (1 + NOISE) * time)]
-    names = f"{', '.join(slower[1:])} and {last}" if slower[1:] else last
+    slower = listed([name for name, time in others.items() if us["hinted"] > (1 + NOISE) * time])
     return {
         "source": source_of(data),
         "us": us["hinted"],
         "others": [f"{name} {shown(time)}" for name, time in others.items()],
-        "verdict": f"slower than {names}" if names else "no slower",
+        "verdict": f"slower than {slower}" if slower else "no slower",
         "table": table("call | us", ([name, shown(time)] for name, time in rows.items())),
     }
 

@@ -127,21 +127,12 @@ class Function:
 
 @dataclass(frozen=True)
 class Finding:
-    """A collective that a BSYNC reaches without a guard.
-
-    Attributes
-    ----------
-    function : str
-    branch, collective : str
-        Source lines of the branch and of the collective; their addresses without line information.
-    spans_barrier : bool
-        Whether there is a block barrier ahead of the branch in the region that the BSYNC closes.
-    """
+    """A collective that a BSYNC reaches without a guard."""
 
     function: str
-    branch: str
+    branch: str  # its source line; without line information the address
     collective: str
-    spans_barrier: bool
+    spans_barrier: bool  # a block barrier is ahead of the branch, in the region that the BSYNC closes
 
 
 def parse(lines: Iterable[str]) -> Iterator[Function]:

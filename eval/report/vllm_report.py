@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.engines.vllm_model import SHAPES, V32
-from eval.report.pages import render, shown
+from eval.report.pages import listed, render, shown
 from eval.report.provenance import Files, Results, device_of, older_kernels, refuse_if, source_of
 
 MODES = {"stock": "vLLM's", "ours": "this package"}
@@ -20,18 +20,9 @@ Data = Mapping[str, Any]
 
 
 def vllm_figures(folder: Path) -> str:
-    """Everything that was measured inside vLLM.
+    """Everything that was measured inside vLLM, from the folder of one GPU's result files.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of one GPU's result files. Times are those of another GPU if it has none; rows are counted over
-        all GPUs.
-
-    Raises
-    ------
-    RefusedError
-        A part of what was to be measured failed.
+    Times are those of another GPU if it has none; rows are counted over all GPUs.
     """
     files = Results(folder)
     compared = _sound(files.quote(files.of_all_gpus(TRIALS, _has_compared)))
@@ -253,7 +244,7 @@ def _engine(engine: Data) -> str:
         words.append(f"{engine['tensor_parallel']} GPUs")
     for length in sorted({case["length"] for case in engine.get("cases", ())}):
         batches = [str(case["batch"]) for case in engine["cases"] if case["length"] == length]
-        words.append(f"{' and '.join(filter(None, [', '.join(batches[:-1]), batches[-1]]))} x {length:,}")
+        words.append(f"{listed(batches)} x {length:,}")
     if churn := engine.get("churn"):
         times = "" if engine["preemptions"] is None else f", {engine['preemptions']} preemptions"
         words.append(f"{churn['requests']} requests in {churn['slots']} slots{times}")

@@ -35,12 +35,11 @@ import typer
 import gvr_topk
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import Commit, Device, names_of, require_device, require_writable
+from eval.common.status import REGRESSION, UNDECIDED
 from eval.stress import stress_cases as cases
 from eval.stress import stress_neighbours as beside
 from eval.stress import stress_run as runs
 from eval.stress.stress_library import HOW_TO_BUILD, StressError, chaos_modes, neighbours_library
-
-WRONG, STOPPED = 1, 3
 
 
 def _line(result: dict[str, Any]) -> str:
@@ -148,8 +147,8 @@ def main(
         flush=True,
     )
     if hung:
-        os._exit(WRONG)  # an ordinary end would wait for the device
+        os._exit(REGRESSION)  # an ordinary end would wait for the device
     if not total["clean"]:
-        raise typer.Exit(WRONG)
+        raise typer.Exit(REGRESSION)
     if data["stopped_by_time"]:
-        raise typer.Exit(STOPPED)
+        raise typer.Exit(UNDECIDED)

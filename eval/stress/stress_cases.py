@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from eval.common.draw import Draw
 from eval.common.outputs import DTYPES, INT32
 from gvr_topk.constants import (
     STATE_FLOATS,
@@ -22,8 +23,6 @@ from gvr_topk.policy import plan
 
 ROW_ALIGNMENT = 16
 """Aligned rows of a buffer are a multiple of so many elements apart, as an engine's are."""
-
-Draw = torch.Generator
 
 
 @dataclass(frozen=True)
@@ -78,9 +77,6 @@ class Configuration:
         if not self.aligned:
             return self.width | 1
         return -(-self.width // ROW_ALIGNMENT) * ROW_ALIGNMENT
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 _PREFILL: dict[str, Any] = {"indices": False, "counts": True, "op": "prefill"}
@@ -216,26 +212,9 @@ _KEPT_VARIANCE = {"loose": 0.5, "scaled": 0.99}
 
 
 def chain_steps(kind: str, shape: tuple[int, ...], draw: Draw) -> Iterator[Tensor]:
-    """Scores of one decode step after the other, ``shape``, fp32: an autoregression, changed by kind.
-
-    Parameters
-    ----------
-    kind : str
-        One of `CHAINS`.
-    shape : tuple of int
-        Of a step: ``(rows, width)``.
-    draw : torch.Generator
-        On the device of the rows.
-    """
+    """Scores ``(rows, width)`` of consecutive decode steps, fp32: an autoregression, changed by kind."""
     keep = _KEPT_VARIANCE.get(kind, 0.9)
-
-    def normal() -> Tensor:
-        return torch.randn(shape, generator=draw, device=draw.device)
-
-    def uniform() -> Tensor:
-        return torch.rand(shape, generator=draw, device=draw.device)
-
-    base, masked = normal(), uniform() < 0.5
+    base, masked = draw.normal(*shape), draw.uniform(*shape) < 0.5
     step = 0
     while True:
         if kind == "relu":  # one in fifteen is positive, the others are equal
@@ -249,12 +228,12 @@ def chain_steps(kind: str, shape: tuple[int, ...], draw: Draw) -> Iterator[Tenso
         elif kind == "rounded":
             yield (8 * base).round() / 8
         elif kind == "special":
-            chance = uniform()
+            chance = draw.uniform(*shape)
             scores = torch.where(chance < 1e-3, torch.nan, base)
             yield torch.where(chance > 1 - 1e-3, torch.inf, torch.where(chance > 0.9, -0.0, scores))
         else:
             yield base
-        base = keep**0.5 * base + (1 - keep) ** 0.5 * normal()
+        base = keep**0.5 * base + (1 - keep) ** 0.5 * draw.normal(*shape)
         step += 1
 
 
@@ -341,46 +320,21 @@ def stale_states(slots: int, draw: Draw) -> Tensor:
             packed = packed_spreads(*spreads, by_value)
             states += [(STATE_ZSCORE_ORIGIN + z, z, limit, packed) for z in zscores for limit in (0.02, 4.0)]
             states += [(STATE_VALUE_ONLY, value, 0.1, packed) for value in values]
-    every = torch.tensor(states, dtype=torch.float32, device=draw.device)
-    return every[torch.randint(len(every), (64, slots), generator=draw, device=draw.device)]
+    return draw.chosen(torch.tensor(states), 64, slots)
 
 
 def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int], draw: Draw) -> Tensor:
-    """Contents of a tensor, of which a rewriting kernel takes each word by chance.
-
-    Parameters
-    ----------
-    tensor : str
-        One of `REWRITINGS`.
-    configuration : Configuration
-    shape : sequence of int
-        Of the tensor.
-    draw : torch.Generator
-        On the device of the result.
-
-    Returns
-    -------
-    Tensor, ``[contents, *shape]``
-        Of the tensor's dtype.
-    """
-    device = draw.device
+    """Contents of a tensor, ``[contents, *shape]``, of which a rewriting kernel takes each word by chance."""
 
     def chosen(values: Sequence[float], dtype: torch.dtype, contents: int = 64) -> Tensor:
-        every = torch.tensor(values, dtype=dtype, device=device)
-        return every[torch.randint(len(every), (contents, *shape), generator=draw, device=device)]
-
-    def integers(low: int, high: int, contents: int) -> Tensor:
-        drawn = torch.randint(low, high, (contents, *shape), generator=draw, device=device)
-        return drawn.to(torch.int32)
+        return draw.chosen(torch.tensor(values, dtype=dtype), contents, *shape)
 
     def rows_of(steps: list[Tensor]) -> Tensor:
         return torch.stack([step.to(DTYPES[configuration.dtype]).view(tuple(shape)) for step in steps])
 
     if tensor == "parameters":
         words = sample_parameters([*SAMPLE_SETTINGS, (-1.0, -1, -1.0, 2.0), (1e30, 2**31 - 1, 1e-30, 1.0)])
-        return torch.cat(
-            [chosen(words.flatten().tolist(), torch.int32), integers(INT32.min, INT32.max + 1, 16)]
-        )
+        return torch.cat([chosen(words.flatten().tolist(), torch.int32), draw.any_int32(16, *shape)])
     if tensor == "seq_lens":
         return chosen(seq_len_values(configuration), torch.int32)
     if tensor == "row_slot":
@@ -389,22 +343,17 @@ def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int]
         stale = stale_states(int(torch.Size(shape).numel()) // STATE_FLOATS, draw).view(-1, *shape)
         if tensor == STALE_STATES:
             return stale
-        bits = integers(INT32.min, INT32.max + 1, 16).view(torch.float32)
+        bits = draw.any_int32(16, *shape).view(torch.float32)
         return torch.cat([chosen(FIRST_NUMBERS, torch.float32), stale, bits])
     if tensor == "indices":
         ends = [INT32.min, -1, 0, 1, configuration.width - 1, configuration.width, INT32.max]
-        return torch.cat(
-            [
-                integers(0, configuration.width, 4),
-                integers(INT32.min, INT32.max + 1, 1),
-                chosen(ends, torch.int32, 2),
-                integers(-1, 0, 1),
-            ]
-        )
+        positions = draw.integers(0, configuration.width, 4, *shape).to(torch.int32)
+        nothing = torch.full((1, *shape), -1, dtype=torch.int32, device=draw.device)
+        return torch.cat([positions, draw.any_int32(1, *shape), chosen(ends, torch.int32, 2), nothing])
     rows = (int(torch.Size(shape[:-1]).numel()), shape[-1])
     if tensor == SCALED_LOGITS:
-        scores = torch.randn(rows, generator=draw, device=device)
-        few = torch.rand(rows, generator=draw, device=device) < 1e-3
+        scores = draw.normal(*rows)
+        few = draw.uniform(*rows) < 1e-3
         infinite = torch.full_like(scores, torch.inf)
         return rows_of([scores, 1000.0 * scores, infinite, torch.where(few, scores, -infinite)])
     if tensor == "logits":

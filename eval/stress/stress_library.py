@@ -39,21 +39,14 @@ class StressError(RuntimeError):
 def neighbours_library() -> ctypes.CDLL | None:
     """Load the library of neighbours: of the folder that chooses the op's libraries, or of this checkout.
 
-    Returns
-    -------
-    ctypes.CDLL or None
-        None where it was not built (CMake option ``GVR_TOPK_STRESS``).
+    None where it was not built (CMake option ``GVR_TOPK_STRESS``).
     """
-    folders = [ROOT / "gvr_topk" / "lib"]
     chosen = os.environ.get("GVR_TOPK_LIBRARY_DIR")
-    if chosen:
-        folders.insert(0, Path(chosen).absolute())
-    for folder in folders:
-        if (folder / NEIGHBOURS_LIBRARY).is_file():
-            break
-    else:
+    folders = [*([Path(chosen).absolute()] if chosen else []), ROOT / "gvr_topk" / "lib"]
+    file = next((path for folder in folders if (path := folder / NEIGHBOURS_LIBRARY).is_file()), None)
+    if file is None:
         return None
-    library = ctypes.CDLL(str(folder / NEIGHBOURS_LIBRARY))
+    library = ctypes.CDLL(str(file))
     pointer, i32, i64, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double
     library.gvr_topk_hold_sms.argtypes = [pointer, i32, i32, real]
     library.gvr_topk_hammer_shared.argtypes = [pointer, i32, real]
@@ -67,24 +60,13 @@ def neighbours_library() -> ctypes.CDLL | None:
 
 
 def succeed(status: int) -> None:
-    """Raise unless a CUDA status says success.
-
-    Raises
-    ------
-    StressError
-    """
+    """Raise `StressError` unless a CUDA status says success."""
     if status != 0:
         raise StressError(f"a kernel of {NEIGHBOURS_LIBRARY} was not launched: CUDA status {status}")
 
 
 class TimeLog:
-    """Pairs of numbers that kernels of the library of neighbours write down, the first of which is a time.
-
-    Parameters
-    ----------
-    pairs : int
-        Those behind are not written down.
-    """
+    """The first pairs of numbers, of a time and another, that kernels of the library of neighbours write."""
 
     def __init__(self, pairs: int = 1 << 20) -> None:
         self._times = torch.zeros(pairs, 2, dtype=torch.int64, device="cuda")
@@ -106,12 +88,8 @@ class TimeLog:
 def launches_within(stamps: Tensor, intervals: Tensor) -> tuple[int, int]:
     """How many launches there were, and how many of them ran wholly within one of some intervals.
 
-    Parameters
-    ----------
-    stamps : Tensor, ``[stamps, 2]`` int64
-        A time between any two launches of a stream, and whether no launch ends there.
-    intervals : Tensor, ``[intervals, 2]`` int64
-        Times at which they begin and end, in order.
+    Stamps are a time between any two launches of a stream, and whether no launch ends there; intervals are
+    in order.
     """
     times, begins = stamps.unbind(dim=1)
     launches = torch.stack([times[:-1], times[1:]])[:, begins[1:] == 0]
@@ -146,13 +124,7 @@ def chaos_files() -> int:
 
 
 def set_chaos(mode: int) -> None:
-    """Delay threads of all later launches as a mode of `CHAOS_MODES` says. Waits for the device.
-
-    Raises
-    ------
-    StressError
-        The library is not a chaos build, or has no such mode.
-    """
+    """Delay threads of all later launches as a mode of `CHAOS_MODES` says. Waits for the device."""
     library = op_library()
     if library is None or not 0 <= mode < chaos_modes():
         raise StressError(f"mode: wanted one of the {chaos_modes()} modes of the library, got {mode}")

@@ -16,6 +16,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from eval.common.draw import Draw
 from eval.stress.stress_cases import Configuration
 from eval.stress.stress_library import HOW_TO_BUILD, StressError, TimeLog, neighbours_library, succeed
 from eval.stress.stress_workload import Workload
@@ -38,6 +39,9 @@ FEEDING_SECONDS = 1.0
 
 HANG_SECONDS = 60.0
 
+Work = Callable[[], object]
+"""Enqueues kernels on the current stream."""
+
 
 class Hang(RuntimeError):
     """The device did not finish in time; it cannot be expected to answer any more."""
@@ -46,13 +50,7 @@ class Hang(RuntimeError):
 def wait_for(
     event: torch.cuda.Event, feed: Callable[[], None] | None = None, seconds: float = HANG_SECONDS
 ) -> None:
-    """Wait for an event, and go on feeding a neighbour meanwhile.
-
-    Raises
-    ------
-    Hang
-        The event did not come in `seconds`.
-    """
+    """Wait for an event, and go on feeding a neighbour meanwhile; raise `Hang` after so many seconds."""
     started = time.monotonic()
     while not event.query():
         waited = time.monotonic() - started
@@ -65,31 +63,15 @@ def wait_for(
 class Neighbour:
     """Groups of kernels on a stream of their own; a context in which they may run.
 
-    Parameters
-    ----------
-    name : str
-    launch : callable, optional
-        Enqueues a group on the current stream; with none nothing runs.
-    on_cpu : bool
-        Call `launch` at each feeding, instead of on a stream.
-
-    Attributes
-    ----------
-    groups : int
-        Groups launched since the context was entered.
-    idle : int
-        Feedings that found no group running or waiting.
-    workload : Workload or None
-        What it launches, if that is the op.
-    log : TimeLog or None
-        When it began and ended to rewrite.
+    `launch` enqueues a group on the current stream, or is called at each feeding on the CPU.
     """
 
-    def __init__(self, name: str, launch: Callable[[], None] | None = None, *, on_cpu: bool = False) -> None:
+    def __init__(self, name: str, launch: Work | None = None, *, on_cpu: bool = False) -> None:
         self.name = name
-        self.groups = self.idle = 0
-        self.workload: Workload | None = None
-        self.log: TimeLog | None = None
+        self.groups = 0  # launched since the context was entered
+        self.idle = 0  # feedings that found no group running or waiting
+        self.workload: Workload | None = None  # what it launches, if that is the op
+        self.log: TimeLog | None = None  # when it began and ended to rewrite
         self._launch = launch
         self._on_cpu = on_cpu
         self._queued: deque[torch.cuda.Event] = deque()
@@ -147,23 +129,9 @@ class Neighbour:
 
 
 def make_neighbour(name: str, device: str, configuration: Configuration) -> Neighbour:
-    """Make a neighbour ready to run.
+    """Make one of `NEIGHBOURS` ready to run; on the CPU there is only ``none``.
 
-    Parameters
-    ----------
-    name : str
-        One of `NEIGHBOURS`.
-    device : {"cuda", "cpu"}
-        On the CPU there is only ``none``.
-    configuration : Configuration
-        Of the second instance of the op.
-
-    Raises
-    ------
-    ValueError
-        There is no such neighbour on this device.
-    StressError
-        The neighbour needs the library of neighbours, and it was not built.
+    A second instance of the op is of this configuration.
     """
     if name not in NEIGHBOURS or (device == "cpu" and name != "none"):
         there = NEIGHBOURS if device == "cuda" else ("none",)
@@ -180,7 +148,7 @@ def make_neighbour(name: str, device: str, configuration: Configuration) -> Neig
     return Neighbour(name, _kernel(name))
 
 
-def _launches_of(workload: Workload) -> Callable[[], None]:
+def _launches_of(workload: Workload) -> Work:
     def launch() -> None:
         own = torch.cuda.current_stream()
         assert workload.stream is not None
@@ -191,7 +159,7 @@ def _launches_of(workload: Workload) -> Callable[[], None]:
     return launch
 
 
-def _kernel(name: str) -> Callable[[], None]:
+def _kernel(name: str) -> Work:
     """A kernel of the library of neighbours, several launches a group."""
     library = neighbours_library()
     if library is None:
@@ -200,104 +168,70 @@ def _kernel(name: str) -> Callable[[], None]:
     # A large cluster waits for the end of each launch that holds SMs, so these are shorter.
     launches = 4 if name == "sms" else 2
     time_us = GROUP_MICROSECONDS / launches
-    if name == "l1":
-        words = torch.zeros(1 << 22, dtype=torch.int32, device="cuda")  # 16 MB, which stay in L2
-    elif name == "dram":
-        words = torch.zeros(1 << 28, dtype=torch.int32, device="cuda")  # 1 GB, which do not
+    # 16 MB stay in L2, and 1 GB does not.
+    words = torch.zeros({"l1": 1 << 22, "dram": 1 << 28}.get(name, 0), dtype=torch.int32, device="cuda")
+
+    def launch_one(stream: int) -> int:
+        if name == "sms":
+            return library.gvr_topk_hold_sms(stream, min(HELD_SMS, sms // 2), -1, time_us)
+        if name == "smem":
+            return library.gvr_topk_hammer_shared(stream, BUSY_CTAS, time_us)
+        if name == "l1":
+            return library.gvr_topk_hammer_l1(stream, BUSY_CTAS, time_us, words.data_ptr(), words.numel())
+        assert name == "dram"
+        return library.gvr_topk_stream_dram(stream, sms, time_us, words.data_ptr(), words.nbytes)
 
     def launch() -> None:
         stream = torch.cuda.current_stream().cuda_stream
         for _ in range(launches):
-            if name == "sms":
-                status = library.gvr_topk_hold_sms(stream, min(HELD_SMS, sms // 2), -1, time_us)
-            elif name == "smem":
-                status = library.gvr_topk_hammer_shared(stream, BUSY_CTAS, time_us)
-            elif name == "l1":
-                status = library.gvr_topk_hammer_l1(
-                    stream, BUSY_CTAS, time_us, words.data_ptr(), words.numel()
-                )
-            else:
-                assert name == "dram"
-                status = library.gvr_topk_stream_dram(stream, sms, time_us, words.data_ptr(), words.nbytes)
-            succeed(status)
+            succeed(launch_one(stream))
 
     return launch
 
 
-def _index_add() -> Callable[[], None]:
+def _index_add() -> Work:
     into = torch.zeros(1 << 15, 256, device="cuda")
     where = torch.randint(len(into), (1 << 16,), device="cuda")
     added = torch.ones(len(where), into.shape[1], device="cuda")
-
-    def launch() -> None:
-        into.index_add_(0, where, added)
-
-    return launch
+    return lambda: into.index_add_(0, where, added)
 
 
-def _sort() -> Callable[[], None]:
+def _sort() -> Work:
     values = torch.randn(1 << 21, device="cuda")
     result = (torch.empty_like(values), torch.empty(len(values), dtype=torch.int64, device="cuda"))
-
-    def launch() -> None:
-        torch.sort(values, out=result)
-
-    return launch
+    return lambda: torch.sort(values, out=result)
 
 
-def _matmul() -> Callable[[], None]:
+def _matmul() -> Work:
     # Each product takes all SMs to its end, and is over soon.
     a = torch.randn(2048, 2048, dtype=torch.bfloat16, device="cuda")
     result = torch.empty_like(a)
-
-    def launch() -> None:
-        for _ in range(4):
-            torch.mm(a, a, out=result)
-
-    return launch
+    return lambda: [torch.mm(a, a, out=result) for _ in range(4)]
 
 
-def _copy() -> Callable[[], None]:
+def _copy() -> Work:
     source = torch.zeros(1 << 26, dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
-
-    def launch() -> None:
-        target.copy_(source)
-
-    return launch
+    return lambda: target.copy_(source)
 
 
-_TORCH: dict[str, Callable[[], Callable[[], None]]] = {
-    "index_add": _index_add,
-    "sort": _sort,
-    "matmul": _matmul,
-    "copy": _copy,
-}
+_TORCH = {"index_add": _index_add, "sort": _sort, "matmul": _matmul, "copy": _copy}
 
 
 def make_rewriter(target: Tensor, pool: Tensor) -> Neighbour:
     """A neighbour that keeps rewriting a tensor, word by word, with words of prepared contents.
 
-    Parameters
-    ----------
-    target : Tensor, ``[rows, columns]``
-        Inner stride 1; rows begin and end at whole words of 32 bits.
-    pool : Tensor, ``[contents, ...]``
-        Of the same dtype, contiguous, each content as many elements as `target`.
-
-    Raises
-    ------
-    StressError
-        The library of neighbours is needed and was not built.
+    Rows of the target ``[rows, columns]`` begin and end at whole words of 32 bits. The pool ``[contents,
+    ...]`` is contiguous and of the same dtype, and each content has as many elements.
     """
     contents = len(pool)
     assert pool.is_contiguous() and pool.dtype == target.dtype and pool[0].numel() == target.numel()
     if target.device.type == "cpu":
-        draw = torch.Generator().manual_seed(0)
+        draw = Draw("cpu", 0)
         choices = pool.view(contents, *target.shape)
 
         def rewrite() -> None:
-            which = torch.randint(contents, target.shape, generator=draw)
+            which = draw.integers(0, contents, *target.shape)
             target.copy_(choices.gather(0, which[None])[0])
 
         return Neighbour("rewriter", rewrite, on_cpu=True)

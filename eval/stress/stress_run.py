@@ -6,11 +6,12 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from eval.common.draw import Draw
 from eval.stress.stress_cases import Configuration, can_rewrite, rewrite_pool, rewritten_tensor
 from eval.stress.stress_library import (
     CHAOS_MODES,
@@ -31,23 +32,13 @@ QUEUED_REPLAYS = 4
 UNDISTURBED_REPLAYS = 2
 """Replays after a tensor was rewritten, the first from whatever the rewritten launches have left."""
 
-Report = Callable[[dict[str, Any]], None]
-
 
 @dataclass(frozen=True)
 class Limits:
-    """When to stop.
+    """When to stop."""
 
-    Attributes
-    ----------
-    deadline : float
-        `time.monotonic()` after which nothing more is launched.
-    hang_seconds : float
-        How long the device may take for one graph.
-    """
-
-    deadline: float = float("inf")
-    hang_seconds: float = HANG_SECONDS
+    deadline: float = float("inf")  # `time.monotonic()` after which nothing more is launched
+    hang_seconds: float = HANG_SECONDS  # how long the device may take for one graph
 
     @property
     def reached(self) -> bool:
@@ -59,13 +50,7 @@ class Limits:
 
 
 def replay_beside(workload: Workload, neighbour: Neighbour, replays: int, limits: Limits) -> int:
-    """Replay a workload with a neighbour at work all the time; returns how often it was replayed.
-
-    Raises
-    ------
-    Hang
-        The device did not finish in time.
-    """
+    """Replay a workload with a neighbour at work all the time; returns how often it was replayed."""
     under_way: deque[torch.cuda.Event] = deque()
     spare = [torch.cuda.Event() for _ in range(QUEUED_REPLAYS + 1)] if workload.stream is not None else []
     done = 0
@@ -106,20 +91,11 @@ def header(mode: str, device: str, seed: int, machine: dict[str, Any]) -> dict[s
 
 @dataclass(frozen=True)
 class Run:
-    """What all parts of a run need.
+    """What all parts of a run need."""
 
-    Attributes
-    ----------
-    data : dict
-        From `header`; results are added.
-    limits : Limits
-    report : callable
-        Gets each result as soon as it is there.
-    """
-
-    data: dict[str, Any]
+    data: dict[str, Any]  # from `header`; results are added
     limits: Limits
-    report: Report
+    report: Callable[[dict[str, Any]], None]  # gets each result as soon as it is there
 
     def stopped(self) -> bool:
         """Note that the time is over, if it is."""
@@ -128,7 +104,7 @@ class Run:
 
     def add(self, configuration: Configuration, mode: int, result: dict[str, Any]) -> None:
         delays = {"chaos": mode, "delayed": CHAOS_MODES[mode]}
-        self.data["results"].append({"configuration": configuration.as_json(), **result, **delays})
+        self.data["results"].append({"configuration": asdict(configuration), **result, **delays})
         self.report(self.data["results"][-1])
 
 
@@ -187,14 +163,14 @@ def _run_part(workload: Workload, beside: Neighbour, replays: int, limits: Limit
     result = {
         "neighbour": beside.name,
         "seconds": round(time.monotonic() - started, 3),
-        **counts.as_json(),
+        **asdict(counts),
         "clean": counts.clean and counts.launches == done * workload.launches,
         "neighbour_groups": beside.groups,
         "neighbour_idle": beside.idle,
     }
     if beside.workload is not None:
         second = beside.workload.counts()
-        result["second"] = second.as_json()
+        result["second"] = asdict(second)
         result["clean"] &= second.clean
     return result
 
@@ -209,7 +185,7 @@ def run_rewriting(
     `stress_cases.REWRITINGS`), spread evenly over the configurations that have it.
     """
     device, seed = run.data["device"], run.data["seed"]
-    draw = torch.Generator(device=device).manual_seed(seed)
+    draw = Draw(device, seed)
     turns = itertools.cycle(range(max(1, chaos_modes())))
     having = Counter(name for c in configurations for name in tensors if can_rewrite(c, name))
     for configuration in configurations:

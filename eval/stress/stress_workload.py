@@ -12,13 +12,14 @@ everything and puts poison back where the next launches write.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import gvr_topk
+from eval.common.draw import Draw
 from eval.common.outputs import DTYPES, expected_outputs
 from eval.stress.stress_cases import (
     CHAINS,
@@ -59,35 +60,18 @@ _COUNTERS = ("launches", "wrong_launches", "wrong_words", "guard_words", "wrong_
 
 @dataclass(frozen=True)
 class Counts:
-    """What the comparisons have found since the last reset.
+    """What the comparisons have found since the last reset."""
 
-    Attributes
-    ----------
-    launches : int
-        Launches compared.
-    wrong_launches, wrong_words : int
-        Of these, launches with a wrong result, and the words that were wrong, in hints too.
-    guard_words : int
-        Guard words that were overwritten.
-    wrong_hints : int
-        Comparisons of a chain's hints that found another one than the last step's result.
-    first_wrong : str
-        Where the first wrong word was, and what it held; empty if there was none.
-    """
-
-    launches: int = 0
-    wrong_launches: int = 0
-    wrong_words: int = 0
-    guard_words: int = 0
-    wrong_hints: int = 0
-    first_wrong: str = ""
+    launches: int = 0  # that were compared
+    wrong_launches: int = 0  # launches with a wrong result
+    wrong_words: int = 0  # words that were wrong, in hints too
+    guard_words: int = 0  # guard words that were overwritten
+    wrong_hints: int = 0  # comparisons of a chain's hints that found another one than the last step's result
+    first_wrong: str = ""  # where the first wrong word was, and what it held
 
     @property
     def clean(self) -> bool:
         return not (self.wrong_launches or self.wrong_words or self.guard_words or self.wrong_hints)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -155,17 +139,10 @@ def graph_launches(configuration: Configuration, device: str) -> int:
 class Workload:
     """Launches of one configuration over rows of their own, what they should write, and their graph.
 
-    Parameters
-    ----------
-    configuration : Configuration
-    device : {"cuda", "cpu"}
-        On the CPU launches run one by one, without a graph.
-    launches : int, optional
-        Default: `graph_launches`. A multiple of `ROW_SETS` has so many rows, any other number a row each.
-    seed : int
-    rewritable : bool
-        All launches share their lengths and two row buffers, so that one kernel can rewrite them all. They
-        are one chain, and a log gets the time between any two of them.
+    On the CPU launches run one by one, without a graph. A multiple of `ROW_SETS` launches has so many rows,
+    any other number a row each; `graph_launches` is the default. Where they are rewritable, they share their
+    lengths and two row buffers, so that one kernel can rewrite them all. They are one chain then, and a log
+    gets the time between any two of them.
     """
 
     def __init__(
@@ -183,11 +160,12 @@ class Workload:
         sets = ROW_SETS[device]
         self._row_sets = self.launches if self.launches % sets else sets
         self._rewritable = rewritable
-        self._draw = torch.Generator(device=device).manual_seed(1_000_003 * seed + 17)
+        self._draw = Draw(device, 1_000_003 * seed + 17)
         self._make_inputs()
         self._make_words()
-        self._seq_lens_before = self.seq_lens.clone()
-        self._row_slot_before = None if self.row_slot is None else self.row_slot.clone()
+        inputs = {"seq_lens": self.seq_lens, "row_slot": self.row_slot, "parameters": self.parameters}
+        inputs |= {"logits": self.logits} if rewritable else {}
+        self._inputs_before = {name: its.clone() for name, its in inputs.items() if its is not None}
         self.counters = torch.zeros(len(_COUNTERS), dtype=torch.int64, device=device)
         self.log = TimeLog() if rewritable and device == "cuda" else None
         # Where neighbours hold many SMs, a cluster of a common stream could wait for one after the other.
@@ -211,31 +189,30 @@ class Workload:
                 kind = CHAINS[chain % len(CHAINS)]
                 chains[chain] = chain_steps(kind, (c.rows, c.width), self._draw)
             self.logits[launch, :, : c.width] = next(chains[chain])
-        self._logits_before = self.logits.clone() if self._rewritable else None
         lengths = [c.width] if self._rewritable else [visible_lengths(c, i) for i in range(count)]
         self.seq_lens = torch.tensor(lengths, dtype=torch.int32, device=self.device)[:, None]
         self.seq_lens = self.seq_lens.repeat(1, c.requests)
         self.row_slot = None
         slots = torch.arange(c.requests)
         if c.row_slot:
-            slots = torch.randperm(c.slots, generator=torch.Generator().manual_seed(c.slots))[: c.requests]
+            slots = Draw("cpu", c.slots).order(c.slots)[: c.requests]
             if c.requests >= 4:  # rows without a slot, as padding has none
                 slots[1], slots[2] = -1, c.slots + 7
             self.row_slot = slots.repeat_interleave(c.next_n).to(self.device, torch.int32)
         self._slots = slots.tolist()
         self.page_table: Tensor | None = None
         self.offsets: Tensor | None = None
+        self.parameters: Tensor | None = None
         table_rows = c.slots if c.is_prefill else c.requests
         if c.page_size:
             pages = max(1, c.width // c.page_size - 2)  # the last positions have no page
-            order = torch.randperm(4 * table_rows * pages, generator=self._draw, device=self.device)
+            order = self._draw.order(4 * table_rows * pages)
             self.page_table = order[: table_rows * pages].view(table_rows, pages).to(torch.int32)
         if c.is_prefill:
             self._make_windows(table_rows)
         if c.is_sample:
             turns = -(-c.slots // len(SAMPLE_SETTINGS))
             self.parameters = sample_parameters((SAMPLE_SETTINGS * turns)[: c.slots]).to(self.device)
-            self._parameters_before = self.parameters.clone()
             self._numbers = torch.arange(max(c.rows, c.slots), device=self.device)
 
     def _make_windows(self, requests: int) -> None:
@@ -248,7 +225,7 @@ class Workload:
         self.row_starts = (7 * request % 61).to(torch.int32)
         lengths = torch.stack([row_lengths(seq_lens, c.rows, c.next_n) for seq_lens in self.seq_lens])
         if c.short_rows:
-            chance = torch.rand(lengths.shape, generator=self._draw, device=self.device)
+            chance = self._draw.uniform(*lengths.shape)
             lengths = torch.where(chance < 1 / 3, (3 * chance * (c.k + 1)).to(lengths.dtype), lengths)
         self.seq_lens = (lengths + self.row_starts).clamp(max=c.width).to(torch.int32)
         if c.offsets:
@@ -365,6 +342,7 @@ class Workload:
     def _sample(self, launch: int, device: str, outputs: dict[str, Any]) -> None:
         """Sample the rows of a launch on a device, whose seeds and positions are their numbers."""
         c = self.configuration
+        assert self.parameters is not None
         temperature, top_k, top_p, min_p = (words.to(device) for words in self.parameters)
         sampling.sample(
             self._inputs(launch)[0].to(device),
@@ -571,28 +549,16 @@ class Workload:
             return self._indices[0].view(self.words)
         if name == "state":
             return self._states[0].view(self.words).view(torch.float32)
-        if name == "seq_lens":
-            return self.seq_lens
-        if name == "parameters":
-            return self.parameters
-        if name == "row_slot":
-            assert self.row_slot is not None
-            return self.row_slot[None]
-        assert name == "logits"
-        return self.logits.view(-1, self.logits.shape[-1])
+        tensor: Tensor = getattr(self, name)
+        return tensor.view(-1, tensor.shape[-1])
 
     def restore(self) -> None:
         """Make the inputs again what they were, but for the state, which may hold anything; no counts stay.
 
         Slots that no row writes are made again what they were, because they are compared.
         """
-        self.seq_lens.copy_(self._seq_lens_before)
-        if self.configuration.is_sample:
-            self.parameters.copy_(self._parameters_before)
-        if self.row_slot is not None and self._row_slot_before is not None:
-            self.row_slot.copy_(self._row_slot_before)
-        if self._logits_before is not None:
-            self.logits.copy_(self._logits_before)
+        for name, before in self._inputs_before.items():
+            getattr(self, name).copy_(before)
         for indices in self._indices:
             now, before = indices.view(self.words), indices.view(self._initial)
             for slot in set(range(self.configuration.slots)) - set(self._slots):

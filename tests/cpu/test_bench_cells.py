@@ -187,11 +187,7 @@ class TestChainRun:
         (arguments,) = given
         has = {what for what in ("state", "indices", "row_slot") if getattr(arguments, what) is not None}
         every = {"state", "indices", "row_slot"}
-        others: dict[str, set[str]] = {
-            "no_hint": set(),
-            "radix_rounds": set(),
-            "paper": every,
-        }
+        others: dict[str, set[str]] = {"no_hint": set(), "radix_rounds": set(), "paper": every}
         assert has == others.get(name, {"state", "row_slot"})
         named = {what for what in variant.arguments if "=" not in what}
         assert has - {"indices"} | {"out"} == named

@@ -17,6 +17,7 @@ import typer
 
 from eval.__main__ import main
 from eval.common.machine import without_folders, write_json
+from eval.common.options import no_gpu, require_writable
 from eval.common.status import InputError
 from eval.report.provenance import MACHINE_CODE, RECORD_FORMAT
 from eval.report.readme import GPU
@@ -25,7 +26,13 @@ from eval.verbs import VERBS
 ROOT = Path(__file__).resolve().parents[2]
 EVAL = ROOT / "eval"
 BENCH = f"eval/results/{GPU}/bench.json"
+PROMPTS = ROOT / "tests" / "data" / "eval_samples" / "prompts.jsonl"
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
+
+
+def unboxed(text: str) -> str:
+    """A message without the box and the line breaks that a terminal's width gives it."""
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
 
 
 def test_every_program_is_a_verb() -> None:
@@ -64,53 +71,96 @@ def test_help_has_options_and_changes_nothing(name: str, capsys: pytest.CaptureF
     assert ((ROOT / "README.md").read_bytes(), (ROOT / "docs" / "performance.md").read_bytes()) == before
 
 
-def test_a_status_that_a_verb_returns_is_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    for status in (None, 0, 1, 3):
-
-        def ends(status: int | None = status) -> int | None:
-            return status
-
-        monkeypatch.setattr("eval.report.readme.main", lambda: ends())
-        assert main(["readme"]) == (status or 0)
-
-
 @NO_GPU
 @pytest.mark.parametrize("name", [name for name, verb in VERBS.items() if verb.gpu.startswith("one")])
 def test_a_missing_gpu_is_no_result(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
     said = capsys.readouterr()
     assert "MISMATCH" not in said.out + said.err
-    assert "wanted a CUDA GPU, got none" in " ".join(said.err.replace("│", " ").split())
+    assert "wanted a CUDA GPU, got none" in unboxed(said.err)
+
+
+CPU = ("--device", "cpu")
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["compare", "nowhere.json"], "wanted a result file, got"),
-        (["compare", "pyproject.toml"], "wanted a result file, got"),
-        (["compare", "eval/results/verdict_simulation.json"], "wanted format 'gvr_topk.bench_kernels"),
-        (["decode", "--device", "cpu", "--trace", "nowhere.npz"], "nowhere.npz: wanted an .npz trace file"),
+        (["compare", "nofile"], "nofile: wanted a result file, got no such file"),
+        (["compare", "pyproject.toml"], "wanted a result file, got no JSON"),
+        (["compare", f"{ROOT}/eval/results/verdict_simulation.json"], "wanted format 'gvr_topk.bench"),
+        (["decode", *CPU, "--trace", "nowhere.npz"], "nowhere.npz: wanted an .npz trace file"),
+        (["decode", *CPU, "--steps", "2"], "should be greater than or equal to 3"),
+        (["decode", "--requests", "0"], "should be greater than or equal to 1"),
         (["readme", "--chekc"], "No such option: --chekc"),
+        (["fuzz", "--device", "abacus"], "--device: wanted cuda or cpu, got 'abacus'"),
+        (["fuzz", *CPU, "--seconds", "0"], "should be greater than or equal to 0.001"),
+        (["fuzz", *CPU, "--seed", "-5"], "should be greater than or equal to 0"),
+        (["fuzz", *CPU, "--seed", "100000000000000000000"], "should be less than or equal to"),
+        (["host", *CPU, "--calls", "0"], "should be greater than or equal to 1"),
+        (["phases", "--traces", "nowhere"], "'nowhere' does not exist"),
+        (["bench", "--traces", "nowhere"], "'nowhere' does not exist"),
+        (
+            ["tpot", "--model", "m", "--prompts", f"a={PROMPTS}", "--entry", "0", "--mtp", "7"],
+            "--mtp: wanted one of 0, 1, 3 (--configs names other configurations), got 7",
+        ),
     ],
 )
-def test_bad_input_ends_in_one_message_and_exit_code_2(arguments: list[str], text: str) -> None:
-    command = [sys.executable, "-m", "eval", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Traceback" not in done.stderr and text in " ".join(re.sub("[│╭╮╰╯─]", "", done.stderr).split())
+def test_what_would_measure_nothing_is_refused(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "Traceback" not in said.err and text in unboxed(said.err)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["fuzz", *CPU, "--seconds", "1", "--out"], ["host", *CPU, "--out"], ["decode", *CPU, "--out"]),
+        ["inspect", "--record"],
+    ],
+)
+def test_results_that_cannot_be_written_are_refused_at_once(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main([*arguments, str(tmp_path / "file" / "out.json")]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "Traceback" not in said.err
+    assert f"{arguments[-1]}: wanted a file that can be written, got" in unboxed(said.err)
+
+
+def test_trying_a_result_file_leaves_it_as_it_was(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "folder" / "new.json"
+    old.write_text("before")
+    require_writable(old)
+    require_writable(new)
+    assert old.read_text() == "before" and not new.exists() and new.parent.is_dir()
+    with pytest.raises(typer.BadParameter, match=f"got {tmp_path}"):
+        require_writable(tmp_path)
+
+
+def test_default_result_files_lie_in_the_ignored_folder() -> None:
+    options = re.compile(r'Path\(\s*"([^"]+\.(?:json|png))"')
+    found = [name for file in EVAL.glob("*/*.py") for name in options.findall(file.read_text())]
+    assert len(found) > 3 and {name for name in found if not name.startswith("out/")} == set()
+
+
+def test_one_sentence_for_a_missing_gpu() -> None:
+    assert no_gpu() == "GPU: wanted a CUDA GPU, got none"
+    assert no_gpu("--device") == "--device: wanted a CUDA GPU, got none; --device cpu runs without"
+    said = [file for file in EVAL.rglob("*.py") if "wanted a CUDA" in file.read_text()]
+    assert [file.name for file in said] == ["options.py"]
 
 
 def test_modules_have_no_second_entry() -> None:
     """Other files that run by themselves are started by a verb in a process of their own."""
     files = [*EVAL.glob("*.py"), *EVAL.glob("*/*.py")]
     entries = {file.name for file in files if re.search(r"^if __name__ == ", file.read_text(), re.M)}
-    started = {
-        "guard.py",
-        "probe_build.py",
-        "vllm_engine.py",
-    }
+    started = {"guard.py", "probe_build.py", "vllm_engine.py"}
     compilers = {"cudnn_topk.py"}  # makes a library for `--baseline-dir`, in an environment of its own
-    assert entries == {"__main__.py", "read_floor.py", *started, *compilers}
+    assert entries == {"__main__.py", *started, *compilers}
 
 
 def test_a_missing_package_is_named(tmp_path: Path) -> None:
@@ -148,12 +198,14 @@ def _signalled(number: int) -> Callable[[], None]:
         (_raise(KeyboardInterrupt()), 130, "interrupted\n"),
         (_signalled(signal.SIGTERM), 143, ""),
         (_signalled(signal.SIGHUP), 129, ""),
+        (lambda: None, 0, ""),
+        (lambda: 3, 3, ""),
         (_raise(typer.Exit(1)), 1, ""),
         (_raise(typer.Exit(0)), 0, ""),
     ],
 )
 def test_every_ending_has_its_status(
-    act: Callable[[], None],
+    act: Callable[[], int | None],
     status: int,
     said: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -197,13 +249,6 @@ def test_a_reader_that_has_gone_makes_no_traceback() -> None:
     done = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
-
-
-def test_read_floor_alone_says_where_it_is_measured() -> None:
-    command = [sys.executable, "eval/bench/read_floor.py"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "python -m eval bench --only read_floor" in done.stderr
 
 
 def test_results_name_their_commit() -> None:

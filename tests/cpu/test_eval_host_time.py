@@ -71,9 +71,3 @@ def test_command_writes_figures_and_where_they_come_from(tmp_path: Path) -> None
     assert all(len(result["turns_us"]) == host_time.TURNS for result in data["results"])
     assert data["baselines"]["trtllm"]["why_not"] and "trtllm" not in measured
     assert "hinted" in done.output and "trtllm: " in done.output
-
-
-@pytest.mark.parametrize("wrong", [("--device", "tpu"), ("--device", "cpu", "--calls", "0")])
-def test_wrong_use(wrong: tuple[str, ...]) -> None:
-    done = run_verb("host", *wrong)
-    assert done.exit_code == 2 and wrong[-2] in done.output

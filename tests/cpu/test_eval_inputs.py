@@ -15,6 +15,7 @@ from eval.common.options import InputError
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "tests" / "data" / "eval_samples"
 OFF = (combined_configs() / "bench_b200_tep8_mtp1_off.yaml").read_text()
+ON = OFF.replace("heuristic_topk: false", "heuristic_topk: true")
 
 
 def _pair(folder: Path, off: str, on: str) -> tuple[Path, Path]:
@@ -24,14 +25,13 @@ def _pair(folder: Path, off: str, on: str) -> tuple[Path, Path]:
 
 
 def test_fair_pair(tmp_path: Path) -> None:
-    off, on = check_pair(*_pair(tmp_path, OFF, OFF.replace("heuristic_topk: false", "heuristic_topk: true")))
+    off, on = check_pair(*_pair(tmp_path, OFF, ON))
     assert not off.heuristic_enabled and on.heuristic_enabled
 
 
 def test_swapped_or_equal_pair(tmp_path: Path) -> None:
-    on = OFF.replace("heuristic_topk: false", "heuristic_topk: true")
     with pytest.raises(InputError, match=r"off.yaml: .*enable_heuristic_topk: wanted false, got true"):
-        check_pair(*_pair(tmp_path, on, OFF))
+        check_pair(*_pair(tmp_path, ON, OFF))
     with pytest.raises(InputError, match=r"on.yaml: .*wanted true, got false"):
         check_pair(*_pair(tmp_path, OFF, OFF))
 
@@ -47,9 +47,8 @@ def test_swapped_or_equal_pair(tmp_path: Path) -> None:
 )
 def test_pair_that_differs_in_something_else(tmp_path: Path, old: str, new: str, key: str) -> None:
     assert old in OFF
-    on = OFF.replace("heuristic_topk: false", "heuristic_topk: true").replace(old, new)
     with pytest.raises(InputError, match=f"{key} differing too"):
-        check_pair(*_pair(tmp_path, OFF, on))
+        check_pair(*_pair(tmp_path, OFF, ON.replace(old, new)))
 
 
 @pytest.mark.parametrize(

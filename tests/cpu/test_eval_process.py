@@ -10,12 +10,7 @@ from pathlib import Path
 import pytest
 from eval_fakes import address, free_port, gone, serving, write_program
 
-from eval.campaigns.process import (
-    CommandError,
-    http_status,
-    run_command,
-    running_server,
-)
+from eval.campaigns.process import CommandError, http_status, run_command, running_server
 
 
 def _python(code: str) -> list[str]:

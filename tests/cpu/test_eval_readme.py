@@ -13,9 +13,9 @@ import pytest
 import torch
 from bench_data import file_of, result
 
-from eval.bench import bench_kernels
 from eval.bench.bench_cases import EngineRows, Sources, all_cells
 from eval.bench.bench_report import ALL, FLOOR, MEASURED
+from eval.common.machine import write_json
 from eval.common.paths import ROOT
 from eval.report import picture, provenance, readme
 from gvr_topk.evaluation.synthetic import LayerGenerator
@@ -46,7 +46,7 @@ class TestReadmeTable:
                 results.append((cell, result(cell, impl, us, exact, worst_us=9.0, run=0)))
         data = file_of(*results)
         data["runs"][0]["sets_in_20_runs"] = dict.fromkeys(ALL, 1)
-        bench_kernels._write(data, folder / "bench.json")
+        write_json(folder / "bench.json", data)
         shutil.copy(ROOT / "eval" / "results" / readme.GPU / "fuzz_1.json", folder)
         monkeypatch.setattr(readme, "RESULTS", folder)
         monkeypatch.setattr(readme, "PICTURE", tmp_path / "bench.png")
@@ -93,14 +93,7 @@ class TestReadmeTable:
             if path.name != "bench.json":
                 path.unlink()
         page, block = readme.performance(), readme.results()
-        words = (
-            "**Prefill**",
-            "DeepSeek-V4",
-            "**Host time",
-            "Fuzzing",
-            "Simulated",
-            "Under load",
-        )
+        words = ("**Prefill**", "DeepSeek-V4", "**Host time", "Fuzzing", "Simulated", "Under load")
         assert [word for word in words if word in page] == []
         assert "Inside vLLM" not in block and "Worst launch" not in block and "\n\n\n" not in page + block
 
@@ -209,13 +202,9 @@ class TestReadmeTable:
     def test_a_file_that_contradicts_the_words_is_refused(
         self, folder: Path, capsys: pytest.CaptureFixture[str], name: str, change: Any, wanted: str
     ) -> None:
-        path = folder / f"{name}.json"
-        data = json.loads(path.read_text())
-        change(data)
-        path.write_text(json.dumps(data))
+        self.changed(folder / f"{name}.json", change)
         assert readme.main(check=True) == 1
-        said = capsys.readouterr().err
-        assert said.startswith(f"{name}.json: wanted {wanted}")
+        assert capsys.readouterr().err.startswith(f"{name}.json: wanted {wanted}")
 
     def test_eager_calls_are_said_to_lose_where_they_do(self, folder: Path) -> None:
         def change(times: dict[str, float]) -> str:
@@ -266,9 +255,7 @@ class TestReadmeTable:
     ) -> None:
         if not provenance.has_history():
             pytest.skip("this clone has no whole history")
-        data = json.loads((folder / "tune.json").read_text())
-        data["machine"]["commit"] = "0ddba11"
-        (folder / "tune.json").write_text(json.dumps(data))
+        self.changed(folder / "tune.json", lambda data: data["machine"].update(commit="0ddba11"))
         assert readme.main(check=True) == 1
         assert "commits: wanted ancestors of this one, got 0ddba11" in capsys.readouterr().err
         monkeypatch.setattr(provenance, "has_history", lambda: False)
@@ -303,16 +290,8 @@ class TestReadmeTable:
             commits.append(done.stdout.strip())
         recorded = tmp_path / "machine_code.json"
         builds = {commits[0]: "a", commits[2]: "b"}
-        recorded.write_text(
-            json.dumps(
-                {
-                    "format": provenance.RECORD_FORMAT,
-                    "builds": [
-                        {"commit": it, "machine_code": {"sm_90a": code}} for it, code in builds.items()
-                    ],
-                }
-            )
-        )
+        listed = [{"commit": it, "machine_code": {"sm_90a": code}} for it, code in builds.items()]
+        recorded.write_text(json.dumps({"format": provenance.RECORD_FORMAT, "builds": listed}))
         monkeypatch.setattr(provenance, "ROOT", tmp_path)
         monkeypatch.setattr(provenance, "MACHINE_CODE", recorded)
         assert [provenance.machine_code_of(commit) for commit in [*commits, None]] == ["a", "a", "b", "b"]

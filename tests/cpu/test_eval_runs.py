@@ -13,7 +13,7 @@ from eval_fakes import HOOK_LINE, run_record
 
 from eval.campaigns.reports import ReportError
 from eval.campaigns.runs import Limits, Outcome, PlannedRun, Server, describe_plan, execute
-from eval.campaigns.store import RunStore, run_key
+from eval.campaigns.store import RunStore
 from eval.common.status import InputError
 
 Said = pytest.CaptureFixture[str]
@@ -174,15 +174,17 @@ def test_one_process_at_a_time_and_a_copy_of_the_descriptor_holds_the_lock(tmp_p
         pass
 
 
-def test_key_follows_command_inputs_labels_and_build() -> None:
-    def key(word: str = "b", content: str = "1", repetition: int = 1, version: str = "1.2.1") -> str:
-        return run_key(
-            [["a", word]], {"x.yaml": content}, {"repetition": repetition}, {"tensorrt_llm": version}
-        )
-
-    assert key() == key()
-    assert len({key(), key(word="c"), key(content="2"), key(repetition=2), key(version="1.2.2")}) == 5
-    assert run_key([["a", "b"]], {}, {}, {}) != run_key([["a"], ["b"]], {}, {}, {})
+def test_key_follows_command_inputs_labels_and_build(tmp_path: Path) -> None:
+    run = _run(tmp_path, command=("a", "b"), build={"tensorrt_llm": "1.2.1"})
+    others = (
+        replace(run, command=("a", "c")),
+        replace(run, command=("b",), server=Server(("a",), "", tmp_path)),
+        replace(run, inputs={"x.yaml": "2"}),
+        replace(run, labels={**run.labels, "repetition": 2}),
+        replace(run, build={"tensorrt_llm": "1.2.2"}),
+    )
+    assert replace(run, labels=dict(reversed(run.labels.items()))).key == run.key
+    assert len({each.key for each in (run, *others)}) == 6
 
 
 def test_cases_run_before_belong_to_the_family(tmp_path: Path) -> None:

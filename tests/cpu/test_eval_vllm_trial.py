@@ -555,19 +555,8 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
     monkeypatch.setattr(vllm_trial, "missing", lambda shapes: [])
     monkeypatch.setattr(vllm_trial.importlib.metadata, "version", lambda name: "0.33.0")
     out = tmp_path / "trial.json"
-    command = [
-        "vllm-trial",
-        "--out",
-        str(out),
-        "--work",
-        str(tmp_path / "w"),
-        "--drafts",
-        "1",
-        "--graphs",
-        "full",
-        "--parts",
-        "cases",
-    ]
+    command = ["vllm-trial", "--out", str(out), "--work", str(tmp_path / "w"), "--drafts", "1"]
+    command += ["--graphs", "full", "--parts", "cases"]
     assert main(command) == code
     assert seen == [(STOCK, "1"), (OURS, None), (COMPARE, None)]
     report = json.loads(out.read_text())

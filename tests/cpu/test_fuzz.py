@@ -18,11 +18,7 @@ from eval.fuzz import cases as drawn
 from eval.fuzz.contents import CONTENTS
 from gvr_topk import cpu
 from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments
-from gvr_topk.constants import (
-    FLAG_CLAMP_PAGES,
-    FLAG_DROP_MASKED,
-    HintReason,
-)
+from gvr_topk.constants import FLAG_CLAMP_PAGES, FLAG_DROP_MASKED, HintReason
 
 OP_CASES = {
     "decode": drawn.decode_cases,

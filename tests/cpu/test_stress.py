@@ -13,6 +13,7 @@ import pytest
 import torch
 from eval_fakes import Ended, run_verb
 
+from eval.common.draw import Draw
 from eval.common.outputs import DTYPES, INT32
 from eval.common.paths import ROOT
 from eval.fuzz import fuzz
@@ -94,8 +95,8 @@ class TestConfigurations:
 
 
 class TestContents:
-    def draw(self) -> torch.Generator:
-        return torch.Generator().manual_seed(3)
+    def draw(self) -> Draw:
+        return Draw("cpu", 3)
 
     @pytest.mark.parametrize("kind", CHAINS)
     def test_steps_of_a_chain_follow_each_other(self, kind: str) -> None:
@@ -152,15 +153,24 @@ class TestContents:
         assert not can_rewrite(replace(SAMPLE, row_slot=False), "row_slot")
 
 
-def sabotage(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    """Let the op change something after it has run: ``change(call number, its arguments)``."""
-    real, calls = stress_workload.indexer_topk_decode, itertools.count()
+OPS = {
+    "decode": (stress_workload, "indexer_topk_decode"),
+    "prefill": (stress_workload.gvr_topk, "indexer_topk_prefill"),
+    "sample": (sampling, "sample"),
+}
+"""Where a workload finds the function of each op."""
 
-    def op(*positional: Any, **named: Any) -> None:
+
+def sabotage(monkeypatch: pytest.MonkeyPatch, change: Any, op: str = "decode") -> None:
+    """Let the op change something after it has run: ``change(call number, its arguments)``."""
+    place, calls = OPS[op], itertools.count()
+    real = getattr(*place)
+
+    def changing(*positional: Any, **named: Any) -> None:
         real(*positional, **named)
         change(next(calls), named)
 
-    monkeypatch.setattr(stress_workload, "indexer_topk_decode", op)
+    monkeypatch.setattr(*place, changing)
 
 
 class TestWorkload:
@@ -214,34 +224,31 @@ class TestWorkload:
         assert torch.equal(workload.words == GUARD, ~inside)
         assert int((workload.words == POISON).sum()) >= 3 * TINY.rows * TINY.k
 
-    @pytest.mark.parametrize("output", ["out", "logprobs", "limits", "kept", "counts"])
-    def test_wrong_outputs_of_the_sampler_are_found(
-        self, output: str, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("configuration", "output"),
+        [
+            *((SAMPLE, output) for output in ("out", "logprobs", "limits", "kept", "counts")),
+            *((PREFILL, output) for output in ("out", "slots", "counts")),
+            *((FULL, output) for output in ("out", "slots", "counts")),
+        ],
+    )
+    def test_wrong_outputs_are_their_launch_s(
+        self, configuration: Configuration, output: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        workload, real = Workload(SAMPLE, "cpu", launches=4), sampling.sample
-
-        def op(*positional: Any, **named: Any) -> None:
-            real(*positional, **named)
-            named[output][-1:] -= 1
-
+        workload = Workload(configuration, "cpu", launches=4)
         workload.replay()
         assert workload.counts().clean
-        monkeypatch.setattr(sampling, "sample", op)
-        workload.replay()
-        assert workload.counts().wrong_launches == 4
 
-    @pytest.mark.parametrize("output", ["out", "slots", "counts"])
-    def test_wrong_outputs_of_prefill_are_found(self, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        workload, real = Workload(PREFILL, "cpu", launches=4), stress_workload.gvr_topk.indexer_topk_prefill
+        def change(call: int, named: dict[str, Any]) -> None:
+            if call == 3:
+                named[output][-1:] -= 1
 
-        def op(*positional: Any, **named: Any) -> None:
-            real(*positional, **named)
-            named[output][-1:] -= 1
-
-        monkeypatch.setattr(stress_workload.gvr_topk, "indexer_topk_prefill", op)
+        sabotage(monkeypatch, change, configuration.op)
         workload.replay()
         counts = workload.counts()
-        assert (counts.launches, counts.wrong_launches, counts.guard_words) == (4, 4, 0)
+        assert (counts.launches, counts.wrong_launches, counts.guard_words) == (8, 1, 0)
+        name = {"out": "out" if configuration.is_sample else "result", "kept": "result"}.get(output, output)
+        assert counts.first_wrong.startswith(f"{name} of launch 3 row ")
 
     def test_wrong_results_are_counted_by_launch_and_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         workload = Workload(TINY, "cpu", launches=4)
@@ -259,17 +266,6 @@ class TestWorkload:
         assert re.fullmatch(r"result of launch 2 row 1 column 3: wanted \d+, got \d+", counts.first_wrong), (
             counts.first_wrong
         )
-
-    @pytest.mark.parametrize("output", ["slots", "counts"])
-    def test_wrong_outputs_beside_the_result_are_its_launch_s(
-        self, output: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        workload = Workload(FULL, "cpu", launches=4)
-        sabotage(monkeypatch, lambda call, named: named[output][-1:].sub_(1) if call == 3 else None)
-        workload.replay()
-        counts = workload.counts()
-        assert (counts.launches, counts.wrong_launches, counts.guard_words) == (4, 1, 0)
-        assert counts.first_wrong.startswith(f"{output} of launch 3 row ")
 
     def test_an_op_that_writes_nothing_is_wrong(self, monkeypatch: pytest.MonkeyPatch) -> None:
         workload = Workload(TINY, "cpu", launches=4)
@@ -302,23 +298,19 @@ class TestWorkload:
         counts = workload.counts()
         assert (counts.wrong_hints, counts.wrong_launches) == (2, 0)
 
-    @pytest.mark.parametrize("tensor", ["row_slot", "logits", "parameters"])
-    def test_rewritten_tensors_of_the_sampler_are_restored(self, tensor: str) -> None:
-        self.restored(replace(SAMPLE, chains=1), tensor)
-
-    @pytest.mark.parametrize("tensor", [name for name in REWRITINGS if name != "parameters"])
-    def test_rewritten_tensors_are_restored(self, tensor: str) -> None:
-        self.restored(replace(TINY, chains=1), tensor)
-
-    @pytest.mark.parametrize("tensor", ["row_slot", "seq_lens", "logits", SCALED_LOGITS])
-    def test_rewritten_tensors_of_prefill_are_restored(self, tensor: str) -> None:
-        self.restored(replace(PREFILL, chains=1), tensor)
-
-    def restored(self, configuration: Configuration, tensor: str) -> None:
-        workload = Workload(configuration, "cpu", launches=4, rewritable=True)
+    @pytest.mark.parametrize(
+        ("configuration", "tensor"),
+        [
+            *((TINY, tensor) for tensor in REWRITINGS if tensor != "parameters"),
+            *((PREFILL, tensor) for tensor in ("row_slot", "seq_lens", "logits", SCALED_LOGITS)),
+            *((SAMPLE, tensor) for tensor in ("row_slot", "logits", "parameters")),
+        ],
+    )
+    def test_rewritten_tensors_are_restored(self, configuration: Configuration, tensor: str) -> None:
+        workload = Workload(replace(configuration, chains=1), "cpu", launches=4, rewritable=True)
         target = workload.tensor(rewritten_tensor(tensor))
         before = target.clone()
-        draw = torch.Generator().manual_seed(1)
+        draw = Draw("cpu", 1)
         rewriter = make_rewriter(target, rewrite_pool(tensor, workload.configuration, target.shape, draw))
         rewriter.feed()
         assert not torch.equal(target, before)
