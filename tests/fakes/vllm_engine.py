@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from gvr_topk.integrations.vllm import plugin
 
 HERE = Path(__file__).resolve().parent
 WIDTH = 400
@@ -44,6 +47,21 @@ class Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
+
+
+@contextmanager
+def lines_with_sampler(monkeypatch: Any) -> Iterator[list[str]]:
+    """Lines of the integration in a process that can import the fake, with the sampler's switch on."""
+    for name in [name for name in os.environ if name.startswith(("GVR_TOPK", "VLLM"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GVR_TOPK_SAMPLER", "1")
+    handler, logger = Log(), logging.getLogger(plugin.LOGGER)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    with fake_vllm():
+        yield handler.lines
+        plugin.unregister()
+    logger.removeHandler(handler)
 
 
 @dataclass

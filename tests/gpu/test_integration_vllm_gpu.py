@@ -114,12 +114,12 @@ def test_log_probabilities(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     with fake_vllm():
         integration.register()
         sampler = importlib.import_module(SAMPLER_MODULES[0]).Sampler()
-        got = sampler(logits.cuda(), n, sampled.cuda())
+        got = sampler.score(logits.cuda(), n, sampled.cuda())
         wanted = topk_logprobs(logits, n, sampled)
         assert all(torch.equal(mine.cpu(), other) for mine, other in zip(got[:3], wanted, strict=True))
         assert integration.counters().calls == {("gvr_topk", "logprobs"): 1}
         wide = torch.randn(1, 1 << 19, device="cuda")
         for _ in range(2):
-            assert sampler(wide, n, sampled[:1].cuda()).logprobs.shape == (1, n + 1)
+            assert sampler.score(wide, n, sampled[:1].cuda()).logprobs.shape == (1, n + 1)
         assert integration.counters().calls["original", "logprobs error: ValueError"] == 2
         integration.unregister()
