@@ -20,6 +20,7 @@ from gvr_topk.sampling import arithmetic
 
 OURS, DIFFERS = ("gvr_topk", "sampler"), ("original", "sampler error: Differs")
 WIDTH = 300
+LAST = WIDTH - 1
 LINE = "gvr_topk in vLLM 0.33.0: "
 
 
@@ -106,16 +107,16 @@ def explained(
 
 def two_tokens(first: float, second: float) -> Tensor:
     logits = torch.full((1, WIDTH), -torch.inf)
-    logits[0, 20], logits[0, 30] = first, second
+    logits[0, 20], logits[0, LAST] = first, second
     return logits
 
 
-def position_where(better: int) -> int:
-    """A position at which the noise of token 20 or 30 is the larger one by far."""
-    for position in range(1, 1000):
-        noise = arithmetic.gumbel(arithmetic.hash32(11, position, np.array([20, 30])))
-        if (noise[0] - noise[1]) * (better - 25) < -2:
-            return position
+def position() -> int:
+    """A position at which the last token has the larger noise by far."""
+    for number in range(1, 1000):
+        noise = arithmetic.gumbel(arithmetic.hash32(11, number, np.array([20, LAST])))
+        if noise[1] - noise[0] > 2:
+            return number
     raise AssertionError
 
 
@@ -125,10 +126,10 @@ def test_a_near_tie_of_the_noise(
     log: list[str], monkeypatch: pytest.MonkeyPatch, sign: int, more: float
 ) -> None:
     """Two scores that are equal but for the rounding may change places; others may not."""
-    position = position_where(30)
-    noise = arithmetic.gumbel(arithmetic.hash32(11, position, np.array([20, 30]))).astype(float)
-    logits = two_tokens(noise[1] - noise[0] + sign * (3e-6 + more), 0.0)
-    counts = explained(monkeypatch, logits, 30 if sign > 0 else 20, position)
+    where, temperature = position(), 0.5
+    noise = arithmetic.gumbel(arithmetic.hash32(11, where, np.array([20, LAST]))).astype(float)
+    logits = two_tokens(temperature * (noise[1] - noise[0] + sign * (3e-6 + more)), 0.0)
+    counts = explained(monkeypatch, logits, LAST if sign > 0 else 20, where, temperature=temperature)
     assert counts == ({DIFFERS: 1} if more else {OURS: 1})
 
 
@@ -145,5 +146,5 @@ def test_a_token_at_the_border_of_a_filter(
     log: list[str], monkeypatch: pytest.MonkeyPatch, params: dict[str, float], second: float, near: bool
 ) -> None:
     """Sums and thresholds of vLLM are rounded, so it may drop it; one that is further away it may not."""
-    counts = explained(monkeypatch, two_tokens(0.0, math.log(second)), 30, position_where(30), **params)
+    counts = explained(monkeypatch, two_tokens(0.0, math.log(second)), LAST, position(), **params)
     assert counts == ({OURS: 1} if near else {DIFFERS: 1})

@@ -196,5 +196,5 @@ def _scores(call: SampleCall, rows: Tensor, tokens: Tensor) -> Tensor:
     logits = call.logits[rows].gather(1, tokens).double().cpu().numpy()
     seeds, positions = states.seeds.np[slots, None], call.pos[rows, None].cpu().numpy()
     noise = arithmetic.gumbel(arithmetic.hash32(seeds, positions, tokens.cpu().numpy()))
-    scores = np.where(temperature == 0, logits, logits / np.where(temperature == 0, 1, temperature) + noise)
-    return torch.from_numpy(scores).to(tokens.device)
+    # Of a greedy row, the filters keep one token alone, and its score is not looked at.
+    return torch.from_numpy(logits / np.where(temperature == 0, 1, temperature) + noise).to(tokens.device)

@@ -19,8 +19,9 @@ ATTENTION_MODULE = "vllm.models.deepseek_v32.attention"
 CONTEXT_MODULE = "vllm.forward_context"
 
 OUTPUTS_MODULE = "vllm.v1.outputs"
+SAMPLER_MODULE = "vllm.v1.worker.gpu.sample.sampler"
 SAMPLER_MODULES = (
-    "vllm.v1.worker.gpu.sample.sampler",
+    SAMPLER_MODULE,
     "vllm.v1.worker.gpu.spec_decode.rejection_sampler",
     "vllm.v1.worker.gpu.sample.prompt_logprob",
 )
@@ -82,7 +83,7 @@ TOPK_SCORES = PatchPoint(
 SAMPLE = PatchPoint(
     "Sampler.sample",
     "method",
-    SAMPLER_MODULES[0],
+    SAMPLER_MODULE,
     (
         *("self", "logits", "expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "pos", "input_ids"),
         *("expanded_local_pos", "seq_lens_upper_bound_np", "return_logprobs"),
