@@ -15,7 +15,7 @@ from vllm_engine import (
     Runner,
     lines_with_sampler,
     logits_of,
-    native_tokens,
+    native,
     sampler_batch,
     sampler_with,
 )
@@ -62,7 +62,7 @@ def test_tokens_are_those_of_vllm(
         before = logits.clone()
         got = one(logits, inputs).sampled_token_ids
         assert got.shape == (rows, 1) and got.dtype == torch.int64
-        assert torch.equal(got, native_tokens(one, logits, inputs))
+        assert torch.equal(got, native(one)(logits, inputs).sampled_token_ids)
         assert torch.equal(logits, before)
         drawn.append((got[:, 0] != logits.float().argmax(1)).sum())
     assert sum(drawn) > 0.3 * 240  # most rows are not greedy
@@ -76,7 +76,8 @@ def test_what_the_op_is_given(log: list[str], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         sampler, "sample", lambda logits, **k: given.update(k) or sampling.sample(logits, **k)
     )
-    one, logits, inputs = sampler_with(), logits_of(2, dtype=torch.bfloat16), sampler_batch([4, 5], 7)
+    one = sampler_with(logprobs_mode="processed_logprobs")  # which are not asked for
+    logits, inputs = logits_of(2, dtype=torch.bfloat16), sampler_batch([4, 5], 7)
     arguments = (
         inputs.expanded_idx_mapping,
         inputs.idx_mapping,
@@ -101,16 +102,26 @@ def test_rows_of_no_request_are_skipped(log: list[str]) -> None:
     assert torch.equal(got[1:3], wanted[1:3]) and got[0] == got[3] == -1
 
 
-def test_log_probabilities_of_raw_logits(log: list[str]) -> None:
-    """They stay those of the row that vLLM has."""
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "processed_logits"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_made_of_the_logits(log: list[str], mode: str, dtype: torch.dtype) -> None:
+    """Log-probabilities and masks are those of vLLM, of greedy rows too; unfiltered logits are not copied."""
     integration.register()
-    one = sampler_with([{"logprobs": 3, "top_p": 0.5}])
-    logits = logits_of(1)
-    got = one(logits, sampler_batch([0]))
-    ids = got.logprobs_tensors.logprob_token_ids
-    assert ids[0, 0] == got.sampled_token_ids[0, 0]
-    torch.testing.assert_close(got.logprobs_tensors.logprobs, logits.log_softmax(1).gather(1, ids))
-    assert calls() == {OURS: 1, ("gvr_topk", "logprobs"): 1}
+    for masks in (False, True):
+        one = sampler_with(
+            [{**kind, "logprobs": 3} for kind in SAMPLING], logprobs_mode=mode, return_sampling_mask=masks
+        )
+        logits, inputs = logits_of(SLOTS, dtype=dtype), sampler_batch(range(SLOTS))
+        before = logits.clone()
+        got, wanted = one(logits, inputs), native(one)(logits, inputs)
+        assert torch.equal(got.sampled_token_ids, wanted.sampled_token_ids)
+        mine, theirs = got.logprobs_tensors, wanted.logprobs_tensors
+        torch.testing.assert_close(mine.logprobs, theirs.logprobs, rtol=1e-5, atol=1e-5)
+        assert torch.equal(mine.selected_token_ranks, theirs.selected_token_ranks)
+        if masks:
+            assert torch.equal(got.sampling_mask, wanted.sampling_mask)
+        assert torch.equal(logits, before)
+    assert calls()[OURS] == 2
 
 
 class Quiet:
@@ -133,9 +144,6 @@ THEIRS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {},
     ),
     ("with fp64 noise", {"use_fp64_gumbel": True}, {}),
-    ("whose filtered logits are asked for", {"return_sampling_mask": True}, {}),
-    ("whose filtered logits are asked for", {"logprobs_mode": "processed_logprobs"}, {"logprobs": 0}),
-    ("whose filtered logits are asked for", {"logprobs_mode": "processed_logits"}, {"logprobs": 2}),
     (PROCESSORS, {}, {"logit_bias": {5: 3.0}}),
     (PROCESSORS, {}, {"presence_penalty": 0.5}),
     (PROCESSORS, {}, {"bad_words_token_ids": [9]}),
@@ -162,21 +170,14 @@ def test_what_vllm_draws_itself(
     one = sampler_with([{"temperature": 0.8, "seed": 3}, {"seed": 4, **params}, {"seed": 5}], **given)
     for _ in range(2):
         got = one(logits, sampler_batch([0, 1])).sampled_token_ids
-        assert torch.equal(got, native_tokens(one, logits, sampler_batch([0, 1])))
-    assert calls() == {("original", f"sampler {reason}"): 2, **_scored(params)}
+        assert torch.equal(got, native(one)(logits, sampler_batch([0, 1])).sampled_token_ids)
+    assert calls() == {("original", f"sampler {reason}"): 2}
     assert [line for line in log if "on:" not in line] == [
         f"{LINE}sampler: Sampler.sample of vLLM draws calls {reason}"
     ]
     if params or reason == PROCESSORS:
         one(logits_of(1), sampler_batch([2]))
         assert calls()[OURS] == 1
-
-
-def _scored(params: dict[str, Any]) -> dict[tuple[str, str], int]:
-    """Calls for log-probabilities, those beside native tokens included."""
-    if "logprobs" not in params:
-        return {}
-    return {("original", "logprobs are logits") if params["logprobs"] else ("gvr_topk", "logprobs"): 4}
 
 
 @pytest.mark.parametrize("value", [None, "0"])
@@ -208,7 +209,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], object]) 
 
     def run(logits: Tensor, **others: Any) -> Tensor:
         tokens = sampling.sample(logits, **others)
-        if "limits" not in others:
+        if others["limits"] is None:
             change(tokens)
         return tokens
 
@@ -226,7 +227,7 @@ def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytes
     one, logits = sampler_with(), logits_of(3)
     for _ in range(2):
         got = one(logits, sampler_batch([2, 5, 9])).sampled_token_ids
-        assert torch.equal(got, native_tokens(one, logits, sampler_batch([2, 5, 9])))
+        assert torch.equal(got, native(one)(logits, sampler_batch([2, 5, 9])).sampled_token_ids)
         monkeypatch.setattr(sampler, "sample", sampling.sample)
     runner = Runner()
     runner.step([runner.add("a", 300)])

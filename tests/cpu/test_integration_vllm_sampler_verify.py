@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from vllm_engine import lines_with_sampler, logits_of, native_tokens, sampler_batch, sampler_with
+from vllm_engine import lines_with_sampler, logits_of, native, sampler_batch, sampler_with
 
 from gvr_topk import sampling
 from gvr_topk.integrations import vllm as integration
@@ -38,7 +38,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], object]) 
 
     def run(logits: Tensor, **others: Any) -> Tensor:
         tokens = sampling.sample(logits, **others)
-        if "limits" not in others:
+        if others["limits"] is None:
             change(tokens)
         return tokens
 
@@ -79,7 +79,7 @@ def test_a_wrong_token_is_noticed(
     one, logits, inputs = sampler_with(), logits_of(2), sampler_batch([4, slot])
     for _ in range(2):
         got = one(logits, inputs).sampled_token_ids
-        assert torch.equal(got, native_tokens(one, logits, inputs))
+        assert torch.equal(got, native(one)(logits, inputs).sampled_token_ids)
     (line,) = log
     assert line.startswith(f"{LINE}fell back: sampler: Differs: row 1 of 2: token ") and line.endswith(
         " vLLM's own sampler serves from now on"
@@ -97,27 +97,25 @@ def explained(
     broken(monkeypatch, lambda tokens: tokens.fill_(other))
     one = sampler_with([{"seed": 11, **params}])
     inputs = sampler_batch([0], position - 1)  # the input behind it is the one that is sampled
-    assert int(native_tokens(one, logits, inputs)) != other
+    assert int(native(one)(logits, inputs).sampled_token_ids) != other
     assert one(logits, inputs).sampled_token_ids.item() in (
         other,
-        int(native_tokens(one, logits, inputs)),
+        int(native(one)(logits, inputs).sampled_token_ids),
     )
     return integration.counters().calls
 
 
 def two_tokens(first: float, second: float) -> Tensor:
     logits = torch.full((1, WIDTH), -torch.inf)
-    logits[0, 20], logits[0, LAST] = first, second
+    logits[0, 0], logits[0, LAST] = first, second
     return logits
 
 
-def position() -> int:
-    """A position at which the last token has the larger noise by far."""
-    for number in range(1, 1000):
-        noise = arithmetic.gumbel(arithmetic.hash32(11, number, np.array([20, LAST])))
-        if noise[1] - noise[0] > 2:
-            return number
-    raise AssertionError
+def position(least: float = 2) -> int:
+    """A position at which the last token's noise is larger than that of token 0 by so much."""
+    numbers = np.arange(1, 100_000)[:, None]
+    noise = arithmetic.gumbel(arithmetic.hash32(11, numbers, np.array([0, LAST])))
+    return 1 + int(np.flatnonzero(noise[:, 1] - noise[:, 0] > least)[0])
 
 
 @pytest.mark.parametrize("more", [0.0, 1e-3])
@@ -127,9 +125,9 @@ def test_a_near_tie_of_the_noise(
 ) -> None:
     """Two scores that are equal but for the rounding may change places; others may not."""
     where, temperature = position(), 0.5
-    noise = arithmetic.gumbel(arithmetic.hash32(11, where, np.array([20, LAST]))).astype(float)
+    noise = arithmetic.gumbel(arithmetic.hash32(11, where, np.array([0, LAST]))).astype(float)
     logits = two_tokens(temperature * (noise[1] - noise[0] + sign * (3e-6 + more)), 0.0)
-    counts = explained(monkeypatch, logits, LAST if sign > 0 else 20, where, temperature=temperature)
+    counts = explained(monkeypatch, logits, LAST if sign > 0 else 0, where, temperature=temperature)
     assert counts == ({DIFFERS: 1} if more else {OURS: 1})
 
 
@@ -148,3 +146,9 @@ def test_a_token_at_the_border_of_a_filter(
     """Sums and thresholds of vLLM are rounded, so it may drop it; one that is further away it may not."""
     counts = explained(monkeypatch, two_tokens(0.0, math.log(second)), LAST, position(), **params)
     assert counts == ({OURS: 1} if near else {DIFFERS: 1})
+
+
+def test_a_filter_that_is_off_has_no_border(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token that vLLM draws has less mass than the margin, and ours is none the less wrong."""
+    logits = two_tokens(0.0, -8.0)
+    assert explained(monkeypatch, logits, 0, position(8.5)) == {DIFFERS: 1}

@@ -119,12 +119,16 @@ def logits_of(rows: int, seed: int = 0, dtype: torch.dtype = torch.float32, widt
     return logits.to(dtype)[:, :width]
 
 
-def native_tokens(sampler: Any, logits: torch.Tensor, batch: Any) -> torch.Tensor:
-    """Draw with vLLM's own sampler, where ours is on."""
+def native(sampler: Any) -> Any:
+    """Return a call of vLLM's own sampler, where ours is on."""
     cls = type(sampler)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cls, "sample", cls.sample.__wrapped__)
-        return sampler(logits, batch).sampled_token_ids
+
+    def call(*arguments: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cls, "sample", cls.sample.__wrapped__)
+            return sampler(*arguments)
+
+    return call
 
 
 @dataclass

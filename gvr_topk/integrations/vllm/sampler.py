@@ -36,7 +36,7 @@ MARGIN = 1e-3
 """By what share of itself the effective top-p or min-p of vLLM may be off: it sums and bisects in fp32."""
 
 NEAR = 1e-5
-"""By what share of itself, and at least of 1, the larger of two scores may be above a tie."""
+"""By how much, and by what share of itself, one of two scores that tie may be larger."""
 
 
 class SampleCall(NamedTuple):
@@ -70,12 +70,12 @@ class SamplerHook(Replacement[SampleCall]):
         return reason
 
     def run(self, call: SampleCall, original: Callable[[], Any]) -> tuple[Tensor, Tensor]:
-        tokens = _draw(call, call.logits, call.expanded_idx_mapping, call.pos)
+        limits = _limits(call.logits) if _reads_filtered_logits(call) else None
+        tokens = _draw(call, call.logits, call.expanded_idx_mapping, call.pos, limits=limits)
         if self.verifier is not None and self.verifier.compares(self.reason, call.logits.device):
             with _native_noise(call.sampler):
                 self.verifier.compare(self.reason, original, lambda theirs: _agree(call, tokens, theirs[0]))
-        # Filtered logits are read for masks and processed log-probabilities alone, which are not ours.
-        return tokens, call.logits
+        return tokens, call.logits if limits is None else _filtered(call, limits)
 
     def announcement(self, call: SampleCall) -> str:
         return "tokens of the V2 model runner: temperature, min-p, top-k, top-p and draw"
@@ -84,15 +84,10 @@ class SamplerHook(Replacement[SampleCall]):
 def _reason_against(call: SampleCall) -> str:
     """Return why vLLM has to draw; what it asks stands on the host."""
     sampler, requests = call.sampler, call.idx_mapping_np
-    vllm = sys.modules[SAMPLE.module]
-    if type(sampler) is not vllm.Sampler:
+    if type(sampler) is not sys.modules[SAMPLE.module].Sampler:
         return "of another sampler, such as a watermark's"
     if sampler.use_fp64_gumbel:
         return "with fp64 noise"
-    if sampler.return_sampling_mask or (
-        call.return_logprobs and sampler.logprobs_mode in vllm.PROCESSED_LOGPROBS_MODES
-    ):
-        return "whose filtered logits are asked for"
     if sampler.needs_logits_processing[requests].any():
         states = (*sampler.logits_processors, sampler.thinking_budget_state)
         if any(_changes_logits(state, requests) for state in states):
@@ -128,6 +123,25 @@ def _draw(call: SampleCall, logits: Tensor, slots: Tensor, positions: Tensor, **
         noise="murmur",
         **parameters,
     )
+
+
+def _reads_filtered_logits(call: SampleCall) -> bool:
+    """Whether vLLM makes masks or log-probabilities from what the filters leave of the logits."""
+    processed = call.sampler.logprobs_mode in sys.modules[SAMPLE.module].PROCESSED_LOGPROBS_MODES
+    return bool(call.sampler.return_sampling_mask or (call.return_logprobs and processed))
+
+
+def _limits(logits: Tensor) -> Tensor:
+    """Allocate limits."""
+    return torch.empty((len(logits), LIMIT_WORDS), dtype=torch.int32, device=logits.device)
+
+
+def _filtered(call: SampleCall, limits: Tensor) -> Tensor:
+    """Return what is kept of the logits over the temperature, else -inf, in fp32; greedy rows as they are."""
+    temperature = call.sampler.sampling_states.temperature.gpu[call.expanded_idx_mapping, None]
+    limits.masked_fill_(temperature == 0, 0)  # which keeps everything
+    logits = apply_limits_(call.logits.to(torch.float32, copy=True), limits)
+    return logits.div_(torch.where(temperature == 0, 1, temperature))
 
 
 @contextmanager
@@ -169,7 +183,7 @@ def _faults(call: SampleCall, rows: Tensor, pairs: Tensor, width: int) -> list[s
     best = scores.max(1)
     # Whether the better token is at the border of a filter, and may not have been kept.
     border = ~_keeps(call, rows, tokens, -MARGIN).gather(1, best.indices[:, None])[:, 0]
-    near = scores.diff().abs()[:, 0] <= NEAR * best.values.abs().clamp(min=1)
+    near = torch.isclose(scores[:, 0], scores[:, 1], rtol=NEAR, atol=NEAR)
     return [
         "not kept" if not kept else "" if tied else f"scores {score}"
         for kept, tied, score in zip(
@@ -183,8 +197,8 @@ def _keeps(call: SampleCall, rows: Tensor, tokens: Tensor, margin: float) -> Ten
     states = call.sampler.sampling_states
     top_p, min_p = states.top_p.gpu, states.min_p.gpu
     wider = torch.where(top_p < 1, top_p * (1 + margin), top_p)
-    limits = torch.empty((len(rows), LIMIT_WORDS), dtype=torch.int32, device=tokens.device)
     kept, slots = call.logits[rows], call.expanded_idx_mapping[rows]
+    limits = _limits(kept)
     _draw(call, kept, slots, call.pos[rows], top_p=wider, min_p=min_p * (1 - margin), limits=limits)
     return apply_limits_(kept, limits).gather(1, tokens) > -torch.inf
 
@@ -197,4 +211,4 @@ def _scores(call: SampleCall, rows: Tensor, tokens: Tensor) -> Tensor:
     seeds, positions = states.seeds.np[slots, None], call.pos[rows, None].cpu().numpy()
     noise = arithmetic.gumbel(arithmetic.hash32(seeds, positions, tokens.cpu().numpy()))
     # Of a greedy row, the filters keep one token alone, and its score is not looked at.
-    return torch.from_numpy(logits / np.where(temperature == 0, 1, temperature) + noise).to(tokens.device)
+    return torch.from_numpy(logits / np.maximum(temperature, 1e-5) + noise).to(tokens.device)

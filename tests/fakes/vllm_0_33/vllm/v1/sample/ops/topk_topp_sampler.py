@@ -14,7 +14,7 @@ def apply_top_k_top_p(
         mass = ordered.softmax(1)
         before = mass.cumsum(1) - mass
         before[:, 0] = -1
-        ordered[before >= p[:, None]] = -torch.inf
+        ordered[(before >= p[:, None]) & (p[:, None] < 1)] = -torch.inf
     return torch.empty_like(logits).scatter_(1, ids, ordered)
 
 
