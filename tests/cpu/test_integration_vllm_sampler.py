@@ -102,10 +102,21 @@ def test_rows_of_no_request_are_skipped(log: list[str]) -> None:
     assert torch.equal(got[1:3], wanted[1:3]) and got[0] == got[3] == -1
 
 
+def test_logits_that_are_not_filtered_are_not_copied(log: list[str]) -> None:
+    integration.register()
+    one, logits = sampler_with(return_sampling_mask=True), logits_of(2, dtype=torch.bfloat16)
+    for slots, same in (([0, 1], True), ([1, 4], False)):
+        inputs = sampler_batch(slots)
+        mapping = inputs.expanded_idx_mapping, inputs.idx_mapping, inputs.idx_mapping_np
+        _, left = one.sample(logits, *mapping, torch.tensor([8, 10]), *3 * (None,), return_logprobs=False)
+        assert (left is logits) == same and (left.dtype == torch.float32) != same
+    assert calls() == {OURS: 2}
+
+
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "processed_logits"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_made_of_the_logits(log: list[str], mode: str, dtype: torch.dtype) -> None:
-    """Log-probabilities and masks are those of vLLM, of greedy rows too; unfiltered logits are not copied."""
+    """Log-probabilities and masks are those of vLLM, of greedy rows too."""
     integration.register()
     for masks in (False, True):
         one = sampler_with(

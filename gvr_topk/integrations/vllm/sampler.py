@@ -70,7 +70,7 @@ class SamplerHook(Replacement[SampleCall]):
         return reason
 
     def run(self, call: SampleCall, original: Callable[[], Any]) -> tuple[Tensor, Tensor]:
-        limits = _limits(call.logits) if _reads_filtered_logits(call) else None
+        limits = _limits(call.logits) if _wants_filtered_logits(call) else None
         tokens = _draw(call, call.logits, call.expanded_idx_mapping, call.pos, limits=limits)
         if self.verifier is not None and self.verifier.compares(self.reason, call.logits.device):
             with _native_noise(call.sampler):
@@ -125,10 +125,12 @@ def _draw(call: SampleCall, logits: Tensor, slots: Tensor, positions: Tensor, **
     )
 
 
-def _reads_filtered_logits(call: SampleCall) -> bool:
-    """Whether vLLM makes masks or log-probabilities from what the filters leave of the logits."""
-    processed = call.sampler.logprobs_mode in sys.modules[SAMPLE.module].PROCESSED_LOGPROBS_MODES
-    return bool(call.sampler.return_sampling_mask or (call.return_logprobs and processed))
+def _wants_filtered_logits(call: SampleCall) -> bool:
+    """Whether vLLM makes masks or log-probabilities of other logits than it has: scaled or filtered ones."""
+    sampler, modes = call.sampler, sys.modules[SAMPLE.module].PROCESSED_LOGPROBS_MODES
+    if not sampler.needs_logits_processing[call.idx_mapping_np].any():
+        return False
+    return bool(sampler.return_sampling_mask or (call.return_logprobs and sampler.logprobs_mode in modes))
 
 
 def _limits(logits: Tensor) -> Tensor:
