@@ -73,19 +73,17 @@ def test_what_the_op_is_given(log: list[str], monkeypatch: pytest.MonkeyPatch) -
     """The logits and the parameters are those of vLLM, where they lie; the position is that of the input."""
     integration.register()
     given: dict[str, Any] = {}
-    monkeypatch.setattr(
-        sampler, "sample", lambda logits, **k: given.update(k) or sampling.sample(logits, **k)
-    )
+
+    def run(logits: Tensor, **others: Any) -> Tensor:
+        given.update(others, logits=logits)
+        return sampling.sample(logits, **others)
+
+    monkeypatch.setattr(sampler, "sample", run)
     one = sampler_with(logprobs_mode="processed_logprobs")  # which are not asked for
     logits, inputs = logits_of(2, dtype=torch.bfloat16), sampler_batch([4, 5], 7)
-    arguments = (
-        inputs.expanded_idx_mapping,
-        inputs.idx_mapping,
-        inputs.idx_mapping_np,
-        torch.tensor([8, 10]),
-    )
-    tokens, processed = one.sample(logits, *arguments, *3 * (None,))
-    assert processed is logits and tokens.dtype == torch.int64
+    mapping = inputs.expanded_idx_mapping, inputs.idx_mapping, inputs.idx_mapping_np
+    tokens, processed = one.sample(logits, *mapping, torch.tensor([8, 10]), *3 * (None,))
+    assert given["logits"] is processed is logits and tokens.dtype == torch.int64
     for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
         assert given[name] is getattr(one.sampling_states, name).gpu
     assert given["positions"].tolist() == [8, 10] and given["slots"].dtype == torch.int32
