@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import logging
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from vllm_engine import HERE, Log, Runner, fake_vllm
+from vllm_engine import HERE, Runner, lines_with_sampler
 
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations._kit import environment
@@ -26,17 +24,9 @@ LINE = "gvr_topk in vLLM 0.33.0: "
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Lines of the integration in a process that can import the fake, with the switch on."""
-    for name in [name for name in os.environ if name.startswith(("GVR_TOPK", "VLLM"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("GVR_TOPK_SAMPLER", "1")
-    handler, logger = Log(), logging.getLogger(plugin.LOGGER)
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    with fake_vllm():
-        yield handler.lines
-        integration.unregister()
-    logger.removeHandler(handler)
+    """Lines of the integration, with the switch on."""
+    with lines_with_sampler(monkeypatch) as lines:
+        yield lines
 
 
 def loaded() -> list[Any]:
@@ -83,7 +73,7 @@ def test_every_caller_is_served(log: list[str], dtype: torch.dtype, early: bool,
     logits, sampled = rows()
     logits = logits.to(dtype)
     for n in (0, 1, 20):
-        assert_like(got := sampler.Sampler()(logits, n, sampled), logits, n, sampled)
+        assert_like(got := sampler.Sampler().score(logits, n, sampled), logits, n, sampled)
         assert got.cu_num_generated_tokens is None and got.cu_num_generated_tokens_tensor is None
     assert_like(sampler.compute_topk_scores(logits, 2, sampled), logits, 2, sampled)
     tokens = torch.tensor([[9, 10, 11], [12, -1, -1], [13, 14, -1]])
@@ -110,7 +100,7 @@ def test_off_unless_asked_for(log: list[str], monkeypatch: pytest.MonkeyPatch, v
         monkeypatch.setenv("GVR_TOPK_SAMPLER", value)
     integration.register()
     assert not any(hasattr(module.compute_topk_scores, "__wrapped__") for module in loaded())
-    loaded()[0].Sampler()(*rows()[:1], 3, rows()[1])
+    loaded()[0].Sampler().score(*rows()[:1], 3, rows()[1])
     assert calls() == {} and log == []
 
 
@@ -137,13 +127,13 @@ def test_what_vllm_computes_itself(log: list[str], monkeypatch: pytest.MonkeyPat
         ({}, 3, logits.t().contiguous().t(), "layout"),
     ):
         before = calls().get((VLLMS, f"logprobs {reason}"), 0)
-        got = sampler.Sampler(**given)(scores, n, sampled)
+        got = sampler.Sampler(**given).score(scores, n, sampled)
         assert calls()[VLLMS, f"logprobs {reason}"] == before + 1
         if reason in ("layout", "of too many tokens"):
             assert all(map(torch.equal, got[:3], own(scores, n, sampled)[:3]))
     prompt.compute_prompt_logprobs_with_chunking(sampled, logits, lambda states: states, -1)
     assert OURS not in calls() and sum(calls().values()) == 6
-    sampler.Sampler()(logits, 20, sampled)
+    sampler.Sampler().score(logits, 20, sampled)
     assert calls()[OURS] == 1 and len(log) == 1
 
 
@@ -167,7 +157,7 @@ def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytes
     logits, sampled = rows()
     broken(monkeypatch, fail)
     for _ in range(2):
-        assert_like(sampler.Sampler()(logits, 4, sampled), logits, 4, sampled, ours=False)
+        assert_like(sampler.Sampler().score(logits, 4, sampled), logits, 4, sampled, ours=False)
         monkeypatch.undo()
     runner = Runner()
     runner.step([runner.add("a", 300)])
@@ -197,7 +187,7 @@ def test_the_first_calls_are_verified(log: list[str], monkeypatch: pytest.Monkey
     nan[:, 5] = torch.nan
     tied = logits.round().clamp(min=-20)
     for scores in (nan, tied, logits, logits):
-        sampler.Sampler()(scores, 9, sampled)
+        sampler.Sampler().score(scores, 9, sampled)
         lines.append(len(log))
     assert calls() == {OURS: 4} and lines == [1, 1, 2, 2]
     assert log[0] == LINE + "on: log-probabilities of 9 and the sampled token"
@@ -224,7 +214,7 @@ def test_a_result_that_is_wrong_is_noticed(
     logits, sampled = rows()
     broken(monkeypatch, change)
     for _ in range(2):
-        assert_like(sampler.Sampler()(logits, 6, sampled), logits, 6, sampled, ours=False)
+        assert_like(sampler.Sampler().score(logits, 6, sampled), logits, 6, sampled, ours=False)
     (line,) = log
     assert f"fell back: log-probability: Differs: row 2 of 6: {what}. vLLM's own" in line
     assert calls() == {(VLLMS, "logprobs error: Differs"): 2}
@@ -254,7 +244,9 @@ def test_doctor(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "_entry_points", lambda: ["there"])
     rows = dict(integration.describe())
     assert rows["compute_topk_scores"].startswith("ok: with GVR_TOPK_SAMPLER=1 wrapped")
-    assert rows["would happen"].endswith("where sparse_indexer_topk_backend is auto, and log-probabilities")
+    assert rows["would happen"].endswith(
+        "where sparse_indexer_topk_backend is auto, and log-probabilities, and the sampler"
+    )
     monkeypatch.setenv("GVR_TOPK_SAMPLER", "0")
     assert dict(integration.describe())["would happen"].endswith("is auto")
     monkeypatch.setenv("GVR_TOPK_SAMPLER", "all")

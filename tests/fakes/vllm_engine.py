@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+
+from gvr_topk.integrations.vllm import plugin
+from gvr_topk.integrations.vllm.upstream import SAMPLE
 
 HERE = Path(__file__).resolve().parent
 WIDTH = 400
@@ -44,6 +49,86 @@ class Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
+
+
+@contextmanager
+def lines_with_sampler(monkeypatch: Any) -> Iterator[list[str]]:
+    """Lines of the integration in a process that can import the fake, with the sampler's switch on."""
+    for name in [name for name in os.environ if name.startswith(("GVR_TOPK", "VLLM"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GVR_TOPK_SAMPLER", "1")
+    handler, logger = Log(), logging.getLogger(plugin.LOGGER)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    with fake_vllm():
+        yield handler.lines
+        plugin.unregister()
+    logger.removeHandler(handler)
+
+
+SAMPLING: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.0, "top_k": 4, "top_p": 0.2, "seed": 3},
+    {"temperature": 1e-7, "seed": 4},  # vLLM raises it to 0.01
+    {"temperature": 0.7, "seed": -(1 << 63)},
+    {"top_k": 5, "seed": 17},
+    {"top_k": 1},
+    {"temperature": 1.6, "top_p": 0.8},
+    {"top_k": 40, "top_p": 0.5, "temperature": 0.9, "seed": (1 << 63) - 1},
+    {"min_p": 0.1, "temperature": 1.3},
+    {"min_p": 0.02, "top_p": 0.95, "top_k": 30, "seed": 5},
+    {"top_k": 1 << 20, "top_p": 1.0, "min_p": 0.0, "seed": 6},
+]
+"""Parameters of requests of all kinds."""
+
+
+def sampler_with(
+    requests: Sequence[dict[str, Any]] = SAMPLING, cls: str = SAMPLE.module + ":Sampler", **given: Any
+) -> Any:
+    """Make a sampler of the V2 runner, with these requests at its first places."""
+    module, _, name = cls.partition(":")
+    sampler = getattr(importlib.import_module(module), name)(max_num_reqs=len(SAMPLING), **given)
+    params = importlib.import_module("vllm.sampling_params").SamplingParams
+    for place, request in enumerate(requests):
+        sampler.add_request(place, params(**request))
+    sampler.apply_staged_writes()
+    return sampler
+
+
+def sampler_batch(places: Sequence[int], start: int = 0, device: str = "cpu") -> Any:
+    """Make a step of requests without drafts, each of which is given its last two tokens."""
+    count, mapping = len(places), torch.tensor(places, device=device)
+    return importlib.import_module("vllm.v1.worker.gpu.input_batch").InputBatch(
+        idx_mapping=mapping,
+        idx_mapping_np=np.array(places),
+        expanded_idx_mapping=mapping,
+        expanded_local_pos=torch.zeros(count, dtype=torch.int32, device=device),
+        input_ids=torch.zeros(2 * count, dtype=torch.int32, device=device),
+        positions=torch.arange(start, start + 2 * count, device=device),
+        logits_indices=torch.arange(1, 2 * count, 2, device=device),
+        seq_lens_cpu_upper_bound=torch.arange(count),
+    )
+
+
+def logits_of(rows: int, seed: int = 0, dtype: torch.dtype = torch.float32, width: int = 300) -> torch.Tensor:
+    """Make logits with masked tokens; the rows are longer than the vocabulary."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(rows, width + 20, generator=draw)
+    logits[:, ::7] = -torch.inf
+    return logits.to(dtype)[:, :width]
+
+
+def native(sampler: Any) -> Any:
+    """Return a call of vLLM's own sampler, where ours is on."""
+    cls = type(sampler)
+
+    def call(*arguments: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cls, "sample", cls.sample.__wrapped__)
+            return sampler(*arguments)
+
+    return call
 
 
 @dataclass

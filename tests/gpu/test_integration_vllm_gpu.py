@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from vllm_engine import Runner, fake_vllm
+from vllm_engine import Runner, fake_vllm, logits_of, sampler_batch, sampler_with
 
 from eval.engines.vllm_compare import Comparison
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import plugin
 from gvr_topk.integrations.vllm.upstream import SAMPLER_MODULES
-from gvr_topk.sampling import topk_logprobs
+from gvr_topk.sampling import sample, topk_logprobs
 
 pytestmark = pytest.mark.gpu
 
@@ -114,12 +114,41 @@ def test_log_probabilities(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     with fake_vllm():
         integration.register()
         sampler = importlib.import_module(SAMPLER_MODULES[0]).Sampler()
-        got = sampler(logits.cuda(), n, sampled.cuda())
+        got = sampler.score(logits.cuda(), n, sampled.cuda())
         wanted = topk_logprobs(logits, n, sampled)
         assert all(torch.equal(mine.cpu(), other) for mine, other in zip(got[:3], wanted, strict=True))
         assert integration.counters().calls == {("gvr_topk", "logprobs"): 1}
         wide = torch.randn(1, 1 << 19, device="cuda")
         for _ in range(2):
-            assert sampler(wide, n, sampled[:1].cuda()).logprobs.shape == (1, n + 1)
+            assert sampler.score(wide, n, sampled[:1].cuda()).logprobs.shape == (1, n + 1)
         assert integration.counters().calls["original", "logprobs error: ValueError"] == 2
+        integration.unregister()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sampler(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """The tokens of the CPU, and the fake's own; a vocabulary that is too wide is vLLM's."""
+    monkeypatch.delenv("GVR_TOPK_DISABLE", raising=False)
+    monkeypatch.setenv("GVR_TOPK_SAMPLER", "1")
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "100")
+    width, places = 128_256, range(12)
+    logits = logits_of(12, dtype=dtype, width=width)
+    with fake_vllm():
+        importlib.import_module("vllm.v1.worker.gpu.buffer_utils").DEVICE = "cuda"
+        integration.register()
+        sampler = sampler_with(vocab_size=width)
+        got = sampler(logits.cuda(), sampler_batch(places, 5, "cuda")).sampled_token_ids[:, 0]
+        states = sampler.sampling_states
+        parameters = {
+            name: getattr(states, name).cpu for name in ("temperature", "top_k", "top_p", "min_p", "seeds")
+        }
+        positions = torch.arange(6, 30, 2)
+        assert torch.equal(got.cpu(), sample(logits, **parameters, positions=positions, noise="murmur"))
+        for start in range(100, 2000, 100):
+            sampler(logits.cuda(), sampler_batch(places, start, "cuda"))
+        assert integration.counters().calls == {("gvr_topk", "sampler"): 20}
+        wide = torch.randn(1, 1 << 19, device="cuda")
+        for _ in range(2):
+            assert sampler(wide, sampler_batch([1], 0, "cuda")).sampled_token_ids == wide.argmax()
+        assert integration.counters().calls["original", "sampler error: ValueError"] == 2
         integration.unregister()

@@ -37,6 +37,11 @@ _OP_FILES = (
 _WITHOUT_COMPILING = ("-k", "not opcheck and not compiled")
 _OPS = (*_OP_FILES, *_WITHOUT_COMPILING)
 _VLLM = ("test_integration_vllm.py", "-k", "not doctor and not register_imports and not entry_point")
+_VLLM_SAMPLER = (
+    "test_integration_vllm_logprobs.py",
+    "test_integration_vllm_sampler.py",
+    "test_integration_vllm_sampler_verify.py",
+)
 _SGLANG = ("test_sglang.py",)
 _TENSORRT_LLM = (
     "test_integration_models.py",
@@ -115,7 +120,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/integrations/tensorrt_llm/selection.py": ("test_integration_kit.py", *_TENSORRT_LLM),
     "gvr_topk/integrations/tensorrt_llm/type_hints.py": ("test_integration_kit.py",),
     "gvr_topk/integrations/vllm/logprobs.py": ("test_integration_vllm_logprobs.py",),
-    "gvr_topk/integrations/vllm/plugin.py": ("test_integration_vllm.py", "test_integration_vllm_logprobs.py"),
+    "gvr_topk/integrations/vllm/plugin.py": ("test_integration_vllm.py", *_VLLM_SAMPLER),
+    "gvr_topk/integrations/vllm/replacement.py": _VLLM_SAMPLER,
+    "gvr_topk/integrations/vllm/sampler.py": _VLLM_SAMPLER[1:],
 }
 """Tests of modules of the product, in `tests/cpu`, and options of pytest that choose among them."""
 

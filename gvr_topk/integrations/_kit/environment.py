@@ -11,8 +11,8 @@
     chosen, and in versions that this package does not know, as long as what it hooks fits. Unset is ``1`` for
     vLLM and ``0`` for SGLang.
 ``GVR_TOPK_SAMPLER``
-    ``1``, or ``force``, on: vLLM's log-probabilities are computed by `gvr_topk.sampling`. Unset is ``0``. It
-    needs the integration itself to be on.
+    ``1``, or ``force``, on: `gvr_topk.sampling` draws the tokens of vLLM's V2 model runner, and computes the
+    log-probabilities. Unset is ``0``. It needs the integration itself to be on.
 ``GVR_TOPK_VLLM_METRICS_DIR``
     Directory in which every process of vLLM keeps a file of its counters in Prometheus text format.
 ``TRTLLM_GVR_TOPK``

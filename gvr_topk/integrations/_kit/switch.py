@@ -17,6 +17,8 @@ class Switch:
     say : Say
     kind : str
         What the log calls these calls; empty where the engine has one kind, or for its main kind.
+    own : str, optional
+        What the log calls the engine's function for them; its top-k of that kind by default.
 
     Attributes
     ----------
@@ -24,11 +26,12 @@ class Switch:
         Reason for the counters once our op has failed; empty before.
     """
 
-    def __init__(self, engine: str, say: Say, kind: str = "") -> None:
+    def __init__(self, engine: str, say: Say, kind: str = "", own: str = "") -> None:
         self.failed = ""
         self._engine = engine
         self._say = say
         self._kind = kind
+        self._own = own or f"{kind} top-k".strip()
         self._announced = False
 
     def fail(self, error: Exception, what: str = "fell back") -> str:
@@ -41,10 +44,10 @@ class Switch:
             What the log calls that.
         """
         self.failed = f"error: {type(error).__name__}"
-        where, which = (f"{self._kind}: ", f"{self._kind} ") if self._kind else ("", "")
+        where = f"{self._kind}: " if self._kind else ""
         self._say(
             "warning",
-            f"{what}: {where}{one_line(error)}. {self._engine}'s own {which}top-k serves from now on",
+            f"{what}: {where}{one_line(error)}. {self._engine}'s own {self._own} serves from now on",
         )
         return self.failed
 

@@ -7,26 +7,20 @@ over the vocabulary or two. `topk_logprobs` reads each row once, and is the same
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gvr_topk.constants import MAX_RANKED_TOKENS
-from gvr_topk.contract import DTYPES
-from gvr_topk.integrations._kit.counters import ORIGINAL, OURS
-from gvr_topk.integrations._kit.log import Say
-from gvr_topk.integrations._kit.switch import Switch
-from gvr_topk.integrations._kit.verify import Differs, Verifier
-from gvr_topk.integrations.vllm.metrics import CallMetrics
-from gvr_topk.integrations.vllm.upstream import ENGINE, OUTPUTS_MODULE
+from gvr_topk.integrations._kit.verify import Differs
+from gvr_topk.integrations.vllm.replacement import Replacement, readable
+from gvr_topk.integrations.vllm.upstream import OUTPUTS_MODULE
 from gvr_topk.sampling import TopkLogprobs, topk_logprobs
 
 REASON = "logprobs"
-"""Reason counted for calls that our op computes, and the beginning of the reasons of all other calls."""
 
 TOLERANCE = 1e-4
 """By how much, and by what share of itself, a log-probability of vLLM's may differ: its sums are in fp32."""
@@ -45,52 +39,28 @@ class ScoresCall(NamedTuple):
     logits_mode: bool = False
 
 
-class LogprobsHook:
-    """Computes log-probabilities of one vLLM process with our op.
+class LogprobsHook(Replacement[ScoresCall]):
+    """Computes log-probabilities of one vLLM process with our op."""
 
-    Parameters
-    ----------
-    metrics : CallMetrics
-    say : Say
-    """
+    reason = REASON
+    kind = "log-probability"
 
-    def __init__(self, metrics: CallMetrics, say: Say) -> None:
-        self._metrics = metrics
-        self._switch = Switch(ENGINE.name, say, "log-probability")
-        self._verifier = Verifier.if_asked_for(ENGINE.name, say)
+    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ScoresCall:
+        return ScoresCall(*args, **kwargs)
 
-    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``compute_topk_scores``."""
+    def reason_against(self, call: ScoresCall) -> str:
+        if call.logits_mode:
+            return "are logits"
+        if call.max_per_req_token_ids:
+            return "of given tokens"
+        if call.num_logprobs > MAX_RANKED_TOKENS:
+            return "of too many tokens"
+        return "" if readable(call.logits) else "layout"
 
-        @functools.wraps(original)
-        def compute_topk_scores(*args: Any, **kwargs: Any) -> Any:
-            scores = self._scores(lambda: original(*args, **kwargs), args, kwargs)
-            return original(*args, **kwargs) if scores is None else scores
-
-        return compute_topk_scores
-
-    def _scores(self, original: Callable[[], Any], args: Any, kwargs: Any) -> Any:
-        """Compute one call with our op; None when vLLM has to do it, and the reason is counted."""
-        reason = self._switch.failed
-        if not reason:
-            try:
-                call = ScoresCall(*args, **kwargs)
-                reason = _reason_against(call)
-                if not reason:
-                    scores = self._run(call, original)
-            except Exception as error:  # the original can still compute
-                reason = self._switch.fail(error)
-        if reason:
-            self._metrics.count(ORIGINAL, f"{REASON} {reason}")
-            return None
-        self._metrics.count(OURS, REASON)
-        self._switch.announce(lambda: f"log-probabilities of {call.num_logprobs} and the sampled token")
-        return scores
-
-    def _run(self, call: ScoresCall, original: Callable[[], Any]) -> Any:
+    def run(self, call: ScoresCall, original: Callable[[], Any]) -> Any:
         ours = topk_logprobs(call.logits, call.num_logprobs, call.sampled_token_ids)
-        if self._verifier is not None and self._verifier.compares(REASON, call.logits.device):
-            self._verifier.compare(REASON, original, lambda theirs: _agree(call.logits, ours, theirs))
+        if self.verifier is not None and self.verifier.compares(REASON, call.logits.device):
+            self.verifier.compare(REASON, original, lambda theirs: _agree(call.logits, ours, theirs))
         starts = call.cu_num_logits
         on_device = isinstance(starts, Tensor)
         return sys.modules[OUTPUTS_MODULE].LogprobsTensors(
@@ -101,18 +71,8 @@ class LogprobsHook:
             cu_num_generated_tokens_tensor=starts if on_device else None,
         )
 
-
-def _reason_against(call: ScoresCall) -> str:
-    """Return why vLLM has to do a call; empty when our op can do it."""
-    if call.logits_mode:
-        return "are logits"
-    if call.max_per_req_token_ids:
-        return "of given tokens"
-    if call.num_logprobs > MAX_RANKED_TOKENS:
-        return "of too many tokens"
-    logits = call.logits
-    plain = logits.dim() == 2 and logits.stride(1) == 1 and logits.dtype in DTYPES
-    return "" if plain else "layout"
+    def announcement(self, call: ScoresCall) -> str:
+        return f"log-probabilities of {call.num_logprobs} and the sampled token"
 
 
 def _agree(logits: Tensor, ours: TopkLogprobs, theirs: Any) -> bool:

@@ -24,6 +24,7 @@ from gvr_topk.integrations.vllm.hook import LayerHook
 from gvr_topk.integrations.vllm.imports import unwatch, watch
 from gvr_topk.integrations.vllm.logprobs import LogprobsHook
 from gvr_topk.integrations.vllm.metrics import CallMetrics
+from gvr_topk.integrations.vllm.sampler import SamplerHook
 from gvr_topk.integrations.vllm.upstream import (
     ATTENTION_MODULE,
     BUILD,
@@ -34,10 +35,12 @@ from gvr_topk.integrations.vllm.upstream import (
     POINTS,
     PREFILL,
     RESOLVE,
+    SAMPLE,
     SAMPLER_MODULES,
     TOP_K,
     TOP_K_MODULE,
     TOPK_SCORES,
+    V1_RUNNER_MODULE,
 )
 
 LOGGER = "vllm.gvr_topk"
@@ -56,6 +59,7 @@ class _Integration:
         self.metrics = CallMetrics()
         self.hook: LayerHook | None = None
         self.logprobs: LogprobsHook | None = None
+        self.sampler: SamplerHook | None = None
         self.started = False
         self.refused = ""
         self.connected: set[str] = set()
@@ -72,6 +76,7 @@ class _Integration:
         self.hook = LayerHook(self.metrics, mode, self.say)
         if environment.sampler():
             self.logprobs = LogprobsHook(self.metrics, self.say)
+            self.sampler = SamplerHook(self.metrics, self.say)
         try:
             self.metrics.open()
         except (ImportError, ValueError) as error:
@@ -101,12 +106,24 @@ class _Integration:
         elif name == ATTENTION_MODULE and callable(getattr(module, INDEXER.name, None)):
             self.patches.wrap(module, INDEXER.name, hook.wrap_indexer)
         # Without either function the layer is unknown, and the op runs without state.
-        elif name in SAMPLER_MODULES and self.logprobs is not None:
-            finding = check_live(TOPK_SCORES, module)
-            if finding.good:
-                self.patches.wrap(module, TOPK_SCORES.name, self.logprobs.wrap)
-            else:
-                self.say("warning", f"log-probabilities stay vLLM's own: {finding}")
+        elif name == V1_RUNNER_MODULE and self.sampler is not None:
+            self.say("info", "sampler: the V1 model runner draws its tokens itself")
+        elif name in SAMPLER_MODULES:
+            self._wrap_if_known(module, TOPK_SCORES, self.logprobs, "log-probabilities stay")
+            if name == SAMPLE.module:
+                self._wrap_if_known(module, SAMPLE, self.sampler, "sampling stays")
+
+    def _wrap_if_known(
+        self, module: ModuleType, point: PatchPoint, hook: LogprobsHook | SamplerHook | None, what: str
+    ) -> None:
+        """Wrap a function that may be unlike the known one, if it is asked for."""
+        if hook is None:
+            return
+        finding = check_live(point, module)
+        if finding.good:
+            self.patches.wrap(module, point.name, hook.wrap)
+        else:
+            self.say("warning", f"{what} vLLM's own: {finding}")
 
     def _replace_prefill(self, hook: LayerHook, module: ModuleType) -> None:
         finding = check_live(PREFILL, module)
@@ -188,9 +205,9 @@ def describe() -> list[tuple[str, str]]:
         return [("vLLM", "not installed")]
     checker = Checker(root, {})
     findings = [checker.check(point) for point in POINTS]
-    scores = checker.check(TOPK_SCORES)
+    optional = {"log-probabilities": checker.check(TOPK_SCORES), "the sampler": checker.check(SAMPLE)}
     rows = [("vLLM", f"{ENGINE.version()} in {root}"), ("entry point", _entry_point())]
-    rows += [finding.row for finding in (*findings, scores)]
+    rows += [finding.row for finding in (*findings, *optional.values())]
     bad = [finding for finding in findings if not finding.good]
     mode, reason = ENGINE.outlook()
     if not reason and bad:
@@ -202,8 +219,8 @@ def describe() -> list[tuple[str, str]]:
         if mode is Mode.FORCE
         else ("where sparse_indexer_topk_backend is auto")
     )
-    if not reason and environment.sampler() and scores.good:
-        where += ", and log-probabilities"
+    if not reason and environment.sampler():
+        where += "".join(f", and {what}" for what, finding in optional.items() if finding.good)
     rows.append(
         ("would happen", f"nothing: {reason}" if reason else f"decode and prefill top-k are replaced {where}")
     )

@@ -19,12 +19,16 @@ ATTENTION_MODULE = "vllm.models.deepseek_v32.attention"
 CONTEXT_MODULE = "vllm.forward_context"
 
 OUTPUTS_MODULE = "vllm.v1.outputs"
+SAMPLER_MODULE = "vllm.v1.worker.gpu.sample.sampler"
 SAMPLER_MODULES = (
-    "vllm.v1.worker.gpu.sample.sampler",
+    SAMPLER_MODULE,
     "vllm.v1.worker.gpu.spec_decode.rejection_sampler",
     "vllm.v1.worker.gpu.sample.prompt_logprob",
 )
 """Modules of the V2 model runner that call `TOPK_SCORES`, each by a name of its own."""
+
+V1_RUNNER_MODULE = "vllm.v1.worker.gpu_model_runner"
+"""Module of the V1 model runner, which vLLM imports in its place, and whose sampler is another one."""
 
 AUTO = "auto"
 """Value of ``kernel_config.sparse_indexer_topk_backend`` with which vLLM chooses its top-k itself."""
@@ -76,6 +80,16 @@ TOPK_SCORES = PatchPoint(
     ),
     f"with {ENABLE_SAMPLER}=1 wrapped where the V2 model runner calls it; the original stays as the fallback",
 )
+SAMPLE = PatchPoint(
+    "Sampler.sample",
+    "method",
+    SAMPLER_MODULE,
+    (
+        *("self", "logits", "expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "pos", "input_ids"),
+        *("expanded_local_pos", "seq_lens_upper_bound_np", "return_logprobs"),
+    ),
+    f"with {ENABLE_SAMPLER}=1 wrapped: draws with our op; the original stays as the fallback",
+)
 BUILDER_OBJECT = PatchPoint(
     "DeepseekV32IndexerMetadataBuilder()",
     "instance",
@@ -99,8 +113,8 @@ COMMON_OBJECT = PatchPoint(
 )
 
 POINTS = (TOP_K, PREFILL, BUILD, INDEXER, BUILDER_OBJECT, METADATA_OBJECT, COMMON_OBJECT)
-"""All points that must be there, in the order in which they are reported. Without `TOPK_SCORES`, only
-log-probabilities stay vLLM's own."""
+"""All points that must be there, in the order in which they are reported. Without `TOPK_SCORES` or
+`SAMPLE`, only log-probabilities or draws stay vLLM's own."""
 
-WATCHED = (TOP_K_MODULE, INDEXER_MODULE, BUILDER_MODULE, ATTENTION_MODULE, *SAMPLER_MODULES)
-"""Modules that are patched after their import."""
+WATCHED = (TOP_K_MODULE, INDEXER_MODULE, BUILDER_MODULE, ATTENTION_MODULE, *SAMPLER_MODULES, V1_RUNNER_MODULE)
+"""Modules that are patched, or noticed, after their import."""

@@ -1,0 +1,96 @@
+"""A function of vLLM that one of our ops replaces call by call; vLLM's own stays as the fallback."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor
+
+from gvr_topk.contract import DTYPES
+from gvr_topk.integrations._kit.counters import ORIGINAL, OURS
+from gvr_topk.integrations._kit.log import Say
+from gvr_topk.integrations._kit.switch import Switch
+from gvr_topk.integrations._kit.verify import Verifier
+from gvr_topk.integrations.vllm.metrics import CallMetrics
+from gvr_topk.integrations.vllm.upstream import ENGINE
+
+Call = TypeVar("Call")
+
+
+def readable(logits: Tensor) -> bool:
+    """Whether our ops take these logits."""
+    return logits.dim() == 2 and logits.stride(1) == 1 and logits.dtype in DTYPES
+
+
+class Replacement(ABC, Generic[Call]):
+    """Serves calls of one function in one vLLM process.
+
+    Parameters
+    ----------
+    metrics : CallMetrics
+    say : Say
+
+    Attributes
+    ----------
+    reason : str
+        Reason counted for calls that our op computes, and the beginning of the reasons of all other calls.
+    kind, own : str
+        What the log calls these calls, and vLLM's own function, as in `Switch`.
+    """
+
+    reason: ClassVar[str]
+    kind: ClassVar[str]
+    own: ClassVar[str] = ""
+
+    def __init__(self, metrics: CallMetrics, say: Say) -> None:
+        self.verifier = Verifier.if_asked_for(ENGINE.name, say)
+        self.say = say
+        self._metrics = metrics
+        self._switch = Switch(ENGINE.name, say, self.kind, self.own)
+
+    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the function."""
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            results = self._results(lambda: original(*args, **kwargs), args, kwargs)
+            return original(*args, **kwargs) if results is None else results
+
+        return replaced
+
+    def _results(self, original: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Compute one call with our op; None when vLLM has to do it, and the reason is counted."""
+        reason = self._switch.failed
+        if not reason:
+            try:
+                call = self.read(args, kwargs)
+                reason = self.reason_against(call)
+                if not reason:
+                    results = self.run(call, original)
+            except Exception as error:  # the original can still compute
+                reason = self._switch.fail(error)
+        if reason:
+            self._metrics.count(ORIGINAL, f"{self.reason} {reason}")
+            return None
+        self._metrics.count(OURS, self.reason)
+        self._switch.announce(lambda: self.announcement(call))
+        return results
+
+    @abstractmethod
+    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """Sort the arguments of a call."""
+
+    @abstractmethod
+    def reason_against(self, call: Call) -> str:
+        """Return why vLLM has to do a call; empty when our op can do it. It must not wait for the GPU."""
+
+    @abstractmethod
+    def run(self, call: Call, original: Callable[[], Any]) -> Any:
+        """Compute a call, and compare it with the original if that is asked for."""
+
+    @abstractmethod
+    def announcement(self, call: Call) -> str:
+        """Say what is on, at the first call."""

@@ -1,0 +1,216 @@
+"""`gvr_topk.sampling.sample` in place of ``Sampler.sample`` of vLLM's V2 model runner.
+
+vLLM copies the logits to fp32, scales, filters and draws in a kernel each. `sample` takes the logits as the
+head wrote them and the requests' parameters where vLLM keeps them, and draws with vLLM's own noise. So tokens
+are those of vLLM's native sampler, but for near ties of the noise and tokens at the border of top-p or min-p.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gvr_topk.integrations._kit.verify import Differs
+from gvr_topk.integrations.vllm.replacement import Replacement, readable
+from gvr_topk.integrations.vllm.upstream import SAMPLE
+from gvr_topk.sampling import LIMIT_WORDS, apply_limits_, arithmetic, sample
+
+DEVICE = "cuda"
+"""Type of the devices whose logits are sampled: on a CPU, vLLM's sampler is the faster one."""
+
+MIRRORS = {
+    "LogitBiasState": "use_logit_bias",
+    "PenaltiesState": "use_penalty",
+    "BadWordsState": "num_bad_words",
+    "ThinkingBudgetState": "use_thinking_budget",
+}
+"""Classes that change logits ahead of the temperature, and where the host knows for which requests."""
+
+MARGIN = 1e-3
+"""By what share of itself the effective top-p or min-p of vLLM may be off: it sums and bisects in fp32."""
+
+NEAR = 1e-5
+"""By how much, and by what share of itself, one of two scores that tie may be larger."""
+
+
+class SampleCall(NamedTuple):
+    """Arguments of ``Sampler.sample``, in its order."""
+
+    sampler: Any
+    logits: Tensor
+    expanded_idx_mapping: Tensor
+    idx_mapping: Tensor
+    idx_mapping_np: np.ndarray[Any, Any]
+    pos: Tensor
+    input_ids: Tensor
+    expanded_local_pos: Tensor
+    seq_lens_upper_bound_np: np.ndarray[Any, Any]
+    return_logprobs: bool = False
+
+
+class SamplerHook(Replacement[SampleCall]):
+    """Draws the tokens of one vLLM process with our op."""
+
+    reason = "sampler"
+    kind = own = "sampler"
+
+    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SampleCall:
+        return SampleCall(*args, **kwargs)
+
+    def reason_against(self, call: SampleCall) -> str:
+        reason = _reason_against(call)
+        if reason:
+            self.say("info", f"{self.kind}: {SAMPLE.name} of vLLM draws calls {reason}")
+        return reason
+
+    def run(self, call: SampleCall, original: Callable[[], Any]) -> tuple[Tensor, Tensor]:
+        limits = _limits(call.logits) if _wants_filtered_logits(call) else None
+        tokens = _draw(call, call.logits, call.expanded_idx_mapping, call.pos, limits=limits)
+        if self.verifier is not None and self.verifier.compares(self.reason, call.logits.device):
+            with _native_noise(call.sampler):
+                self.verifier.compare(self.reason, original, lambda theirs: _agree(call, tokens, theirs[0]))
+        return tokens, call.logits if limits is None else _filtered(call, limits)
+
+    def announcement(self, call: SampleCall) -> str:
+        return "tokens of the V2 model runner: temperature, min-p, top-k, top-p and draw"
+
+
+def _reason_against(call: SampleCall) -> str:
+    """Return why vLLM has to draw; what it asks stands on the host."""
+    sampler, requests = call.sampler, call.idx_mapping_np
+    if type(sampler) is not sys.modules[SAMPLE.module].Sampler:
+        return "of another sampler, such as a watermark's"
+    if sampler.use_fp64_gumbel:
+        return "with fp64 noise"
+    if sampler.needs_logits_processing[requests].any():
+        states = (*sampler.logits_processors, sampler.thinking_budget_state)
+        if any(_changes_logits(state, requests) for state in states):
+            return "with penalties or other processors of logits"
+    if call.logits.device.type != DEVICE:
+        return "on another device"
+    return "" if readable(call.logits) else "of another layout"
+
+
+def _changes_logits(state: Any, requests: np.ndarray[Any, Any]) -> bool:
+    """Whether a processor changes logits of some request; one that is not known may."""
+    name = MIRRORS.get(type(state).__name__)
+    if name is None:
+        return True
+    if name == "use_thinking_budget" and not state.enabled:
+        return False
+    mirror = getattr(state, name)
+    return bool(getattr(mirror, "np", mirror)[requests].any())
+
+
+def _draw(call: SampleCall, logits: Tensor, slots: Tensor, positions: Tensor, **others: Any) -> Tensor:
+    """Draw a token of each row; `others` are outputs, and parameters in place of the requests'."""
+    states = call.sampler.sampling_states
+    parameters = {"top_p": states.top_p.gpu, "min_p": states.min_p.gpu, **others}
+    return sample(
+        logits,
+        temperature=states.temperature.gpu,
+        top_k=states.top_k.gpu,
+        slots=slots.to(torch.int32),
+        seeds=states.seeds.gpu,
+        positions=positions,
+        order="vllm",
+        noise="murmur",
+        **parameters,
+    )
+
+
+def _wants_filtered_logits(call: SampleCall) -> bool:
+    """Whether vLLM makes masks or log-probabilities of other logits than it has: scaled or filtered ones."""
+    sampler, modes = call.sampler, sys.modules[SAMPLE.module].PROCESSED_LOGPROBS_MODES
+    if not sampler.needs_logits_processing[call.idx_mapping_np].any():
+        return False
+    return bool(sampler.return_sampling_mask or (call.return_logprobs and sampler.logprobs_mode in modes))
+
+
+def _limits(logits: Tensor) -> Tensor:
+    """Allocate limits."""
+    return torch.empty((len(logits), LIMIT_WORDS), dtype=torch.int32, device=logits.device)
+
+
+def _filtered(call: SampleCall, limits: Tensor) -> Tensor:
+    """Return what is kept of the logits over the temperature, else -inf, in fp32; greedy rows as they are."""
+    temperature = call.sampler.sampling_states.temperature.gpu[call.expanded_idx_mapping, None]
+    limits.masked_fill_(temperature == 0, 0)  # which keeps everything
+    logits = apply_limits_(call.logits.to(torch.float32, copy=True), limits)
+    return logits.div_(torch.where(temperature == 0, 1, temperature))
+
+
+@contextmanager
+def _native_noise(sampler: Any) -> Iterator[None]:
+    """Keep vLLM from kernels that draw with another noise, and have no token to compare."""
+    names = ("use_flashinfer", "use_xpu_sampler")
+    before = {name: getattr(sampler, name) for name in names}
+    try:
+        for name in names:
+            setattr(sampler, name, False)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(sampler, name, value)
+
+
+def _agree(call: SampleCall, ours: Tensor, theirs: Tensor) -> bool:
+    """Return whether a row was compared; raise `Differs` if one has a token that no near tie explains.
+
+    Rows with NaN, with +inf or with nothing else than -inf are not compared, nor are those of no request.
+    """
+    count, width = call.logits.shape
+    judged = call.logits.amax(1).isfinite() & call.expanded_idx_mapping.ge(0)
+    rows = (judged & (ours != theirs)).nonzero().flatten()
+    pairs = torch.stack((ours, theirs), 1)[rows]
+    for at, why in zip(rows.tolist(), _faults(call, rows, pairs, width), strict=True):
+        if why:
+            raise Differs(f"row {at} of {count}: token {int(ours[at])}, and {int(theirs[at])} by vLLM: {why}")
+    return bool(judged.any())
+
+
+def _faults(call: SampleCall, rows: Tensor, pairs: Tensor, width: int) -> list[str]:
+    """Say of rows with two tokens what is wrong with them; empty for a near tie."""
+    if len(rows) == 0:
+        return []
+    tokens = pairs.clamp(0, width - 1)
+    within = _keeps(call, rows, tokens, MARGIN) & (tokens == pairs)
+    scores = _scores(call, rows, tokens)
+    best = scores.max(1)
+    # Whether the better token is at the border of a filter, and may not have been kept.
+    border = ~_keeps(call, rows, tokens, -MARGIN).gather(1, best.indices[:, None])[:, 0]
+    near = torch.isclose(scores[:, 0], scores[:, 1], rtol=NEAR, atol=NEAR)
+    return [
+        "not kept" if not kept else "" if tied else f"scores {score}"
+        for kept, tied, score in zip(
+            within.all(1).tolist(), (near | border).tolist(), scores.tolist(), strict=True
+        )
+    ]
+
+
+def _keeps(call: SampleCall, rows: Tensor, tokens: Tensor, margin: float) -> Tensor:
+    """Whether rows keep some tokens if their filters keep more by a margin, or less by a negative one."""
+    states = call.sampler.sampling_states
+    top_p, min_p = states.top_p.gpu, states.min_p.gpu
+    wider = torch.where(top_p < 1, top_p * (1 + margin), top_p)
+    kept, slots = call.logits[rows], call.expanded_idx_mapping[rows]
+    limits = _limits(kept)
+    _draw(call, kept, slots, call.pos[rows], top_p=wider, min_p=min_p * (1 - margin), limits=limits)
+    return apply_limits_(kept, limits).gather(1, tokens) > -torch.inf
+
+
+def _scores(call: SampleCall, rows: Tensor, tokens: Tensor) -> Tensor:
+    """Return the scores that tokens of some rows have with vLLM's noise."""
+    states, slots = call.sampler.sampling_states, call.expanded_idx_mapping[rows].cpu().numpy()
+    temperature = states.temperature.np[slots, None].astype(np.float64)
+    logits = call.logits[rows].gather(1, tokens).double().cpu().numpy()
+    seeds, positions = states.seeds.np[slots, None], call.pos[rows, None].cpu().numpy()
+    noise = arithmetic.gumbel(arithmetic.hash32(seeds, positions, tokens.cpu().numpy()))
+    # Of a greedy row, the filters keep one token alone, and its score is not looked at.
+    return torch.from_numpy(logits / np.maximum(temperature, 1e-5) + noise).to(tokens.device)

@@ -1,0 +1,2 @@
+class GPUModelRunner:
+    """The V1 model runner."""
