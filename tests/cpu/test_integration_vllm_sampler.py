@@ -13,12 +13,12 @@ from torch import Tensor
 from vllm_engine import (
     SAMPLING,
     Runner,
-    lines_with_sampler,
     logits_of,
     native,
     sampler_batch,
     sampler_with,
 )
+from vllm_lines import lines_with_sampler
 
 from gvr_topk import sampling
 from gvr_topk.integrations import vllm as integration

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from vllm_engine import lines_with_sampler, logits_of, native, sampler_batch, sampler_with
+from vllm_engine import logits_of, native, sampler_batch, sampler_with
+from vllm_lines import lines_with_sampler
 
 from gvr_topk import sampling
 from gvr_topk.integrations import vllm as integration

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,9 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from gvr_topk.integrations.vllm import plugin
-from gvr_topk.integrations.vllm.upstream import SAMPLE
 
 HERE = Path(__file__).resolve().parent
 WIDTH = 400
@@ -51,21 +47,6 @@ class Log(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-@contextmanager
-def lines_with_sampler(monkeypatch: Any) -> Iterator[list[str]]:
-    """Lines of the integration in a process that can import the fake, with the sampler's switch on."""
-    for name in [name for name in os.environ if name.startswith(("GVR_TOPK", "VLLM"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("GVR_TOPK_SAMPLER", "1")
-    handler, logger = Log(), logging.getLogger(plugin.LOGGER)
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    with fake_vllm():
-        yield handler.lines
-        plugin.unregister()
-    logger.removeHandler(handler)
-
-
 SAMPLING: list[dict[str, Any]] = [
     {},
     {"temperature": 0.0},
@@ -84,7 +65,9 @@ SAMPLING: list[dict[str, Any]] = [
 
 
 def sampler_with(
-    requests: Sequence[dict[str, Any]] = SAMPLING, cls: str = SAMPLE.module + ":Sampler", **given: Any
+    requests: Sequence[dict[str, Any]] = SAMPLING,
+    cls: str = "vllm.v1.worker.gpu.sample.sampler:Sampler",
+    **given: Any,
 ) -> Any:
     """Make a sampler of the V2 runner, with these requests at its first places."""
     module, _, name = cls.partition(":")
