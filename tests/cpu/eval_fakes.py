@@ -91,7 +91,7 @@ def gone(pid: int) -> bool:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return True
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # The latter if it ends while it is read.
             return True
         time.sleep(0.02)
     return False
