@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from vllm_engine import HERE, Runner
-from vllm_lines import lines_with_sampler
+from vllm_lines import fail, lines_with_sampler
 
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations._kit import environment
@@ -145,10 +145,6 @@ def broken(monkeypatch: pytest.MonkeyPatch, change: Callable[[TopkLogprobs], obj
         return found
 
     monkeypatch.setattr(logprobs, "topk_logprobs", run)
-
-
-def fail(found: TopkLogprobs) -> None:
-    raise RuntimeError("no room\nfor this launch")
 
 
 def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

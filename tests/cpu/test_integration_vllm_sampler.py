@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from vllm_engine import (
     sampler_batch,
     sampler_with,
 )
-from vllm_lines import lines_with_sampler
+from vllm_lines import break_sampler, fail, lines_of_draws
 
 from gvr_topk import sampling
 from gvr_topk.integrations import vllm as integration
@@ -35,10 +35,7 @@ OFF = " vLLM's own sampler serves from now on"
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Lines of the integration, with the switch on, which serves CPUs here."""
-    monkeypatch.setattr(sampler, "DEVICE", "cpu")
-    random.seed(1)
-    with lines_with_sampler(monkeypatch) as lines:
+    with lines_of_draws(monkeypatch) as lines:
         yield lines
 
 
@@ -213,26 +210,10 @@ def test_the_v1_runner_is_left_alone_and_unregister_restores_v2(log: list[str]) 
     assert cls.sample is own
 
 
-def broken(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], object]) -> None:
-    """Change the tokens of the op, but not what the comparison asks of it."""
-
-    def run(logits: Tensor, **others: Any) -> Tensor:
-        tokens = sampling.sample(logits, **others)
-        if others["limits"] is None:
-            change(tokens)
-        return tokens
-
-    monkeypatch.setattr(sampler, "sample", run)
-
-
-def fail(tokens: Tensor) -> None:
-    raise RuntimeError("no room\nfor this launch")
-
-
 def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The top-k of the layers goes on."""
     integration.register()
-    broken(monkeypatch, fail)
+    break_sampler(monkeypatch, fail)
     one, logits = sampler_with(), logits_of(3)
     for _ in range(2):
         got = one(logits, sampler_batch([2, 5, 9])).sampled_token_ids

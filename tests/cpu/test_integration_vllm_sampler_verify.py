@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,11 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 from vllm_engine import logits_of, native, sampler_batch, sampler_with
-from vllm_lines import lines_with_sampler
+from vllm_lines import break_sampler, lines_of_draws
 
-from gvr_topk import sampling
 from gvr_topk.integrations import vllm as integration
-from gvr_topk.integrations.vllm import sampler
 from gvr_topk.sampling import arithmetic
 
 OURS, DIFFERS = ("gvr_topk", "sampler"), ("original", "sampler error: Differs")
@@ -27,23 +24,8 @@ LINE = "gvr_topk in vLLM 0.33.0: "
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Lines of the integration, with the switch on, which serves CPUs here."""
-    monkeypatch.setattr(sampler, "DEVICE", "cpu")
-    random.seed(1)
-    with lines_with_sampler(monkeypatch) as lines:
+    with lines_of_draws(monkeypatch) as lines:
         yield lines
-
-
-def broken(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], object]) -> None:
-    """Change the tokens of the op, but not what the comparison asks of it."""
-
-    def run(logits: Tensor, **others: Any) -> Tensor:
-        tokens = sampling.sample(logits, **others)
-        if others["limits"] is None:
-            change(tokens)
-        return tokens
-
-    monkeypatch.setattr(sampler, "sample", run)
 
 
 def test_the_first_calls_are_verified(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +58,7 @@ def test_a_wrong_token_is_noticed(
 ) -> None:
     monkeypatch.setenv("GVR_TOPK_VERIFY", "8")
     integration.register()
-    broken(monkeypatch, change)
+    break_sampler(monkeypatch, change)
     one, logits, inputs = sampler_with(), logits_of(2), sampler_batch([4, slot])
     for _ in range(2):
         got = one(logits, inputs).sampled_token_ids
@@ -95,7 +77,7 @@ def explained(
     """Let our op draw another token than vLLM in a row that is compared, and return the counts."""
     monkeypatch.setenv("GVR_TOPK_VERIFY", "1")
     integration.register()
-    broken(monkeypatch, lambda tokens: tokens.fill_(other))
+    break_sampler(monkeypatch, lambda tokens: tokens.fill_(other))
     one = sampler_with([{"seed": 11, **params}])
     inputs = sampler_batch([0], position - 1)  # the input behind it is the one that is sampled
     assert int(native(one)(logits, inputs).sampled_token_ids) != other

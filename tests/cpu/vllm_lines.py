@@ -1,16 +1,19 @@
-"""What the plugin of vLLM logs while the fake engine samples."""
+"""What tests of the plugin share while the fake of vLLM samples: its lines, and an op that is broken."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import Tensor
 from vllm_engine import Log, fake_vllm
 
-from gvr_topk.integrations.vllm import plugin
+from gvr_topk import sampling
+from gvr_topk.integrations.vllm import plugin, sampler
 
 
 @contextmanager
@@ -26,3 +29,29 @@ def lines_with_sampler(monkeypatch: Any) -> Iterator[list[str]]:
         yield handler.lines
         plugin.unregister()
     logger.removeHandler(handler)
+
+
+@contextmanager
+def lines_of_draws(monkeypatch: Any) -> Iterator[list[str]]:
+    """As `lines_with_sampler`, where our op serves CPUs."""
+    monkeypatch.setattr(sampler, "DEVICE", "cpu")
+    random.seed(1)
+    with lines_with_sampler(monkeypatch) as lines:
+        yield lines
+
+
+def break_sampler(monkeypatch: Any, change: Callable[[Tensor], object]) -> None:
+    """Change the tokens of the op, but not what the comparison asks of it."""
+
+    def run(logits: Tensor, **others: Any) -> Tensor:
+        tokens = sampling.sample(logits, **others)
+        if others["limits"] is None:
+            change(tokens)
+        return tokens
+
+    monkeypatch.setattr(sampler, "sample", run)
+
+
+def fail(found: object) -> None:
+    """Fail as an op does that finds no room."""
+    raise RuntimeError("no room\nfor this launch")
