@@ -26,6 +26,7 @@ from torch import Tensor
 
 from eval.bench.baselines import BaselineError, ffi_module, given_folder, on_stream
 from eval.bench.bench_report import sampling_table
+from eval.common import timing
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import BaselineFolder, Commit, Out, require_gpu, require_writable
 from eval.common.tables import markdown_table
@@ -142,15 +143,8 @@ def microseconds(calls: Sequence[Callable[[], object]]) -> float:
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for call in calls:
             call()
-    times = []
-    for _ in range(REPLAYS):
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
-        graph.replay()
-        after.record()
-        torch.cuda.synchronize()
-        times.append(before.elapsed_time(after) * 1e3 / len(calls))
-    return statistics.median(times[1:])
+    times = [timing.microseconds(graph.replay, on_gpu=True) for _ in range(REPLAYS)]
+    return statistics.median(times[1:]) / len(calls)
 
 
 def wrong_tokens(logits: Tensor, tokens: Tensor, setting: Setting) -> int:
