@@ -15,7 +15,8 @@ namespace gvr_topk::fallback {
 constexpr float kNarrowSigmas = 4.0f, kNarrowFill = 0.8f;
 // Groups of lanes probe neighbours, because the sample's cost is the lines of memory that it reads.
 constexpr int kNarrowLanes = 4, kNarrowElements = kNarrowLanes * kSampleVec;
-constexpr int kProbesAtOnce = 4, kLog2MostProbes = 4;  // of each thread
+// Probes of each thread at once, and log2 of the most probes times the keys of the list.
+constexpr int kProbesAtOnce = 4, kLog2ProbesAndList = 18;
 
 // Whether the first sample's interval would overfill the list.
 template <typename T>
@@ -23,14 +24,17 @@ GVR_DEVICE bool needs_narrowing(const RowContext<T>& ctx) {
   return 2 * ctx.k > ctx.list.segment() << ctx.log2_ctas;
 }
 
-// log2 of the probes of each thread, at least one. Of n elements k (n - k) / 2^21 are sampled or more, so
-// that eight standard deviations of the k-th rank are at most 12,000 elements, up to kLog2MostProbes.
+// log2 of the probes of each thread, at least one. With room for C keys in the list, 2^7 k (n - k) / C^2 of n
+// elements or more are sampled. The k-th rank then has a standard deviation of at most C / 2^3.5 elements,
+// and eight of these fill 0.71 of the list. A smaller list takes more probes, up to half of the row.
 template <typename T>
 GVR_DEVICE int log2_probes(const RowContext<T>& ctx) {
-  const auto wanted =
-      static_cast<uint32_t>(uint64_t{static_cast<uint32_t>(ctx.k)} * (ctx.row.n - ctx.k) >> 21);
+  const int log2_list = 31 - __clz(ctx.list.segment() << ctx.log2_ctas);
+  const uint64_t pairs = uint64_t{static_cast<uint32_t>(ctx.k)} * (ctx.row.n - ctx.k);
+  const auto wanted = static_cast<uint32_t>(pairs >> (2 * log2_list - 7));
   const int log2_least = log2_of(kSampleVec) + kLog2Threads + ctx.log2_ctas;  // of one probe a thread
-  return min(max(32 - __clz(wanted) - log2_least, 0), kLog2MostProbes);
+  const int log2_sample = min(32 - __clz(wanted), 30 - __clz(ctx.row.n));
+  return min(max(log2_sample - log2_least, 0), kLog2ProbesAndList - log2_list);
 }
 
 // Narrows an interval that one sample has given. Either all CTAs of a cluster call this, or none. Returns
