@@ -73,8 +73,8 @@ GVR_DEVICE KeyInterval guess_without_state(const RowContext<T>& ctx, const Launc
 // Moves an interval that has just missed, for a second pass. If the interval was too low, the new interval is
 // everything finite above it, unless more elements lie there than half the list's capacity. If the interval
 // was too high, the new one lies directly below it. Its lower end is extrapolated from the counts at the two
-// old ends, on the assumption of an exponential tail, and then moved further down by a margin, because
-// another miss would cost another read.
+// old ends, on the assumption of an exponential tail, and then moved further down by a margin that leaves
+// room in the list, because another miss would cost another read.
 //
 // Returns false if neither is likely to hold the k-th key; radix rounds decide then. All CTAs have the same
 // counts, and so the same interval.
@@ -89,7 +89,7 @@ GVR_DEVICE bool move_interval(const RowContext<T>& ctx, const CountResult& resul
     interval.hi = kMostFiniteKey;
   } else {
     const uint32_t reached = result.above + result.inside;  // elements at or above the interval's lower end
-    const uint32_t requested = k + (k - reached) + k / 6;
+    const uint32_t requested = k + (k - reached) + min(k / 6, capacity / 2);
     if (result.inside == 0 || requested - reached > capacity) return false;
     const float lo = interval.low(), hi = interval.high();
     const float per_fold =
