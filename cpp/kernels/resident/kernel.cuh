@@ -43,6 +43,11 @@ inline size_t resident_bytes(const LaunchTraits& traits) {
                   fixed_bytes(traits.list_capacity(), 0) + Tile::kStagingBytes + kBehind);
 }
 
+// A row has at least two CTAs, because the kernel of short rows takes every row that the registers of one CTA
+// hold here (choose_family in gvr_topk/policy.h).
+static_assert(kSmallRowFixedBytes + 2 * kThreads * kWideValuesPerThread <= shared_bytes_of_block(kMinArch) &&
+              kSmallRowFixedBytes + 2 * kThreads * kValuesPerThread <= shared_bytes_of_block(120));
+
 // kCommonOneRow, kCommonSlotted and kNoState also take the largest cluster and the long list for granted.
 template <typename T, int kValues, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -94,11 +99,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     probe.fetch_into(tile.behind(ctx, traits), ctx, traits);
     tile.fetch(ctx, traits, elements, p.width);
   }
-  if (ctx.ctas > 1) {
-    ptx::cluster_wait();  // The sample is on its way meanwhile.
-  } else {
-    ptx::reconverge(ctx.zero);  // Single threads have published what the block reads.
-  }
+  ptx::cluster_wait();  // The sample is on its way meanwhile.
 
   // Guess.
   Moments moments;
