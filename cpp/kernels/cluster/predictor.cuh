@@ -95,17 +95,10 @@ constexpr float kLeastCounted = 0.125f;
 constexpr float kTooFewCounted = -1.0f, kNoneCounted = -2.0f;
 
 struct Moments {
-  float mean = 0.0f,
-        deviation = 0.0f;  // kTooFewCounted or kNoneCounted if too few probes count
+  // Those of a row that was not sampled at fixed positions.
+  float mean = 0.0f, deviation = kTooFewCounted;  // or kNoneCounted if no probe counts
 
   Moments() = default;
-
-  // The moments of a row that was not sampled at fixed positions.
-  GVR_DEVICE static Moments unknown() {
-    Moments moments;
-    moments.deviation = kTooFewCounted;
-    return moments;
-  }
 
   GVR_DEVICE explicit Moments(const MissedGuess& missed) : mean(missed.mean), deviation(missed.deviation) {}
 

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   // Guess.
   state = shared_state(ctx.shared->facts.state);
-  KeyInterval interval = guess(ctx, job.hint_reason(p, traits, is_known(state)), state, Moments::unknown());
+  KeyInterval interval = guess(ctx, job.hint_reason(p, traits, is_known(state)), state, Moments());
   uint32_t exchanges = 0;
   bool agreed = true;
   if (!traits.has(LaunchTraits::kReadsState) && needs_narrowing(ctx)) {

@@ -86,7 +86,7 @@ GVR_DEVICE bool run_stages(const TopkParams& p, const LaunchTraits& traits, cons
   job.finish_dropped(p, traits, output, items);
   clock.stamp();
   StepState* const next = job.next_state_slot(p, traits, output);
-  if (job.writer && next != nullptr) *next = next_state(ctx, Moments::unknown(), kth, interval, result);
+  if (job.writer && next != nullptr) *next = next_state(ctx, Moments(), kth, interval, result);
   job.report(p, traits, passes, result.inside, snaps, start.source,
              stage == FallbackStage::kGuess && start.passes == 0, rounds);
   return true;
