@@ -73,20 +73,6 @@ GVR_DEVICE void init_barriers(const RowContext<T>& ctx) {
   ptx::barrier_init(ptx::shared_address(&ctx.shared->sample_barrier), ctx.ctas);
 }
 
-template <typename T>
-GVR_DEVICE void reset_counters(const RowContext<T>& ctx) {
-  Shared& smem = *ctx.shared;
-  if (ctx.thread < kMaxClusterSize) {
-    smem.segment_above[ctx.thread] = 0;
-    smem.segment_equal[ctx.thread] = 0;
-  }
-  if (ctx.thread == 0) {
-    reset_counts(ctx);
-    smem.hint_hits = 0;
-  }
-  init_barriers(ctx);
-}
-
 // Clears the shared memory that the first exchange expects to be zero, and initializes the transaction
 // barriers. The list needs no clearing.
 template <typename T>

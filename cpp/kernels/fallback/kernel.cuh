@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const RowContext<T>& ctx = job.ctx;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
   clock.stamp();
-  reset_counters(ctx);
+  prepare_exchange(ctx);
   StepState state = job.load_state_early(p, traits);
   job.load_state_late(p, traits, state);
   ptx::reconverge(ctx.zero);  // Single threads have loaded the state and initialized barriers.

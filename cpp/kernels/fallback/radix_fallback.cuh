@@ -13,14 +13,17 @@
 
 namespace gvr_topk::fallback {
 
-// Radix rounds over all elements of the row.
+// Radix rounds over all elements of the row. The next pass may list keys at once.
 template <typename T, typename Stream>
 GVR_DEVICE KeyInterval radix_select(const RowContext<T>& ctx, const Stream& stream, const KeyInterval& range,
                                     uint32_t& exchanges, int& rounds) {
-  return gvr_topk::radix_select(ctx, range, exchanges, rounds, [&](RadixBins& bins) {
+  const KeyInterval interval = gvr_topk::radix_select(ctx, range, exchanges, rounds, [&](RadixBins& bins) {
     stream.for_each_key([&](uint32_t key) { bins.add(key); });
     stream.start();
   });
+  if (ctx.thread == 0) reset_counts(ctx);
+  __syncthreads();
+  return interval;
 }
 
 // The origin of the interval in use.
@@ -51,11 +54,7 @@ GVR_DEVICE bool run_stages(const TopkParams& p, const LaunchTraits& traits, cons
   int passes = start.passes, rounds = 0, snaps = 0;
 #pragma unroll 1
   while (true) {
-    if (stage == FallbackStage::kRadix) {
-      interval = radix_select(ctx, stream, range, exchanges, rounds);
-      if (ctx.thread == 0) reset_counts(ctx);
-      __syncthreads();
-    }
+    if (stage == FallbackStage::kRadix) interval = radix_select(ctx, stream, range, exchanges, rounds);
     result = verify(ctx, stream, interval, exchanges++ & 1, own, clock);
     ++passes;
     if (!result.agreed && stage == FallbackStage::kGuess) {

@@ -89,15 +89,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     // Float arithmetic did not settle the search. Radix rounds over the key do, whatever the row holds.
     ptx::reconverge(ctx.zero);  // The search has ended in a branch.
-    reset_counters(job.ctx);
+    prepare_exchange(job.ctx);
     __syncthreads();
     int rounds = 0;
     uint32_t exchanges = 0;
     const auto stream = fallback::start_stream<1>(job.ctx);
     const KeyInterval interval =
         fallback::radix_select(job.ctx, stream, KeyInterval::everything(), exchanges, rounds);
-    if (ctx.thread == 0) reset_counts(job.ctx);
-    __syncthreads();
     fallback::WarpCounts own;
     const CountResult counted = fallback::verify(job.ctx, stream, interval, 0, own, clock);
     const ListedKeys listed(job.ctx);
