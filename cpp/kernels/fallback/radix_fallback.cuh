@@ -68,8 +68,7 @@ GVR_DEVICE bool run_stages(const TopkParams& p, const LaunchTraits& traits, cons
       stage = FallbackStage::kMoved;
     } else {
       stage = FallbackStage::kRadix;
-      // If the interval holds the k-th key but is too dense, the rounds divide only this interval.
-      if (result.contains_k) range = interval;
+      range = range_of(result, interval, ctx.k);
     }
   }
   passes += rounds;
