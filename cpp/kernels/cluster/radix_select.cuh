@@ -15,20 +15,6 @@
 
 namespace gvr_topk {
 
-// The bins of one round, and the number of this thread's keys that lie above the range of the round.
-struct RadixBins {
-  uint32_t* hist;
-  KeyRange range;
-  int shift;
-  uint32_t above = 0;
-
-  GVR_DEVICE void add(uint32_t key) {
-    const bool inside = range.contains(key);
-    above += key >= range.base && !inside;
-    if (inside) atomicAdd(&hist[range.bin(key, shift)], 1u);
-  }
-};
-
 // Sums the histograms of all CTAs into `keys`, and their `over` into `over_range`. The key lists carry the
 // histograms, and the headers carry `over`.
 template <typename T>

@@ -1,5 +1,5 @@
 // Intervals of keys, and the arithmetic of radix rounds: a range of keys, its division into bins of equal
-// width, and the narrowing to one bin for the next round.
+// width, the counts of keys in these, and the narrowing to one bin for the next round.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +34,20 @@ struct KeyRange {
   GVR_DEVICE void narrow_to_key(uint32_t key) {
     base = key;
     length = 0;
+  }
+};
+
+// The bins of one round, and the number of this thread's keys that lie above the range of the round.
+struct RadixBins {
+  uint32_t* hist;
+  KeyRange range;
+  int shift;
+  uint32_t above = 0;
+
+  GVR_DEVICE void add(uint32_t key) {
+    const bool inside = range.contains(key);
+    above += key >= range.base && !inside;
+    if (inside) atomicAdd(&hist[range.bin(key, shift)], 1u);
   }
 };
 

@@ -31,28 +31,15 @@ GVR_DEVICE void clear_key_bins(Shared& smem) {
   __syncthreads();
 }
 
-// Counts a key if it lies in the range. Returns whether the key lies above the range.
+// Finds the bins of both ranks, and leaves them in `hits` for all threads. `above`: keys that this thread has
+// counted above the range. `count` is 0 for a rank that does not lie in the range.
 template <typename Shared>
-GVR_DEVICE bool count_key(Shared& smem, const KeyRange& range, int shift, uint32_t key) {
-  const bool inside = range.contains(key);
-  if (inside) atomicAdd(&smem.key_bins[range.bin(key, shift)], 1u);
-  return !inside && key > range.base;
-}
-
-// Adds the number of keys that this thread has found above the range. All lanes take part.
-template <typename Shared>
-GVR_DEVICE void add_above(Shared& smem, uint32_t above) {
+GVR_DEVICE void locate_ranks(Shared& smem, uint32_t above, const RankPair& ranks) {
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   ptx::reconverge(ptx::unknown_zero());  // Lanes have counted different keys.
   above = __reduce_add_sync(0xffffffffu, above);
-  if ((threadIdx.x & 31) == 0 && above > 0) atomicAdd(&smem.above_range, above);
+  if (lane == 0 && above > 0) atomicAdd(&smem.above_range, above);
   ptx::reconverge(ptx::unknown_zero());
-}
-
-// Finds the bins of both ranks once all threads have counted, and leaves them in `hits` for all threads.
-// `count` is 0 for a rank that does not lie in the range.
-template <typename Shared>
-GVR_DEVICE void locate_ranks(Shared& smem, const RankPair& ranks) {
-  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   __syncthreads();
   ThreadBins<kKeyBins / kBlockThreads> own(smem.key_bins, thread);
   if (lane == 0) smem.warp_sums[0][warp] = own.above + own.sum;
@@ -163,10 +150,9 @@ GVR_DEVICE ValueInterval guess_by_sample(Shared& smem, const AlignedWindow<T> wi
     for (int round = 0; round < kMaxRounds; ++round) {
       const int shift = range.shift<kLog2KeyBins>();
       clear_key_bins(smem);
-      uint32_t above = 0;
-      sample.for_each([&](uint32_t key) { above += count_key(smem, range, shift, key); });
-      add_above(smem, above);
-      locate_ranks(smem, RankPair{max(ranks.upper, 1u), min(ranks.lower, size)});
+      RadixBins counted{smem.key_bins, range, shift};
+      sample.for_each([&](uint32_t key) { counted.add(key); });
+      locate_ranks(smem, counted.above, RankPair{max(ranks.upper, 1u), min(ranks.lower, size)});
       const BinHit upper = smem.hits[0], lower = smem.hits[1];
       if (upper.count == 0 || lower.count == 0) {
         if (!predicted) break;  // The row was overwritten between two rounds.

@@ -13,14 +13,6 @@ namespace gvr_topk::prefill {
 template <typename T>
 using RowStream = PartStream<T, kBlockWarps, kPrefillRingDepth>;
 
-// Calls visit(key) for each element of this lane in a pass over its warp's part.
-template <typename T, typename Visit>
-GVR_DEVICE void for_each_key(const RowStream<T>& stream, Visit visit) {
-  stream.start();
-  stream.for_each_key(visit);
-  ptx::reconverge(ptx::unknown_zero());
-}
-
 // Counts the elements above and equal to a key in each warp's part. Returns whether the key is the k-th.
 template <typename T, typename Shared>
 GVR_DEVICE bool verify_key(Shared& smem, const RowStream<T>& stream, uint32_t key, int k, int warp) {
@@ -86,10 +78,9 @@ GVR_DEVICE KthKey find_kth(Shared& smem, int k, int& rounds, ForEach for_each) {
   while (range.length != 0) {
     const int shift = range.shift<kLog2KeyBins>();
     clear_key_bins(smem);
-    uint32_t above = 0;
-    for_each([&](uint32_t key) { above += count_key(smem, range, shift, key >> kInvariantBits<T>); });
-    add_above(smem, above);
-    locate_ranks(smem, RankPair{rank, rank});
+    RadixBins bins{smem.key_bins, range, shift};
+    for_each([&](uint32_t key) { bins.add(key >> kInvariantBits<T>); });
+    locate_ranks(smem, bins.above, RankPair{rank, rank});
     quota = rank - smem.hits[0].above;
     range.narrow(smem.hits[0].bin, shift);
     ++rounds;
@@ -116,7 +107,11 @@ __device__ __noinline__ RadixOutcome radix_select_row(const PrefillParams& p, Pr
   uint32_t key = tried;
   int rounds = 0;
   if (tried == kAbsentKey || !verify_key<T>(smem, stream, tried, k, warp)) {
-    key = find_kth<T>(smem, k, rounds, [&](auto visit) { for_each_key<T>(stream, visit); }).key;
+    const KthKey kth = find_kth<T>(smem, k, rounds, [&](auto visit) {
+      stream.start();
+      stream.for_each_key(visit);
+    });
+    key = kth.key;
     verify_key<T>(smem, stream, key, k, warp);
   }
   const PrefillOutput output(p, row);

@@ -170,7 +170,10 @@ __device__ __noinline__ void merge_by_rounds(const SliceParams& p, int turn) {
   const int64_t total = int64_t{carry.count} + slice.window.n;
   KthKey kth = KthKey::none();
   if (total >= k) {
-    kth = find_kth<T>(smem, carry, k, [&](auto visit) { prefill::for_each_key<T>(stream, visit); });
+    kth = find_kth<T>(smem, carry, k, [&](auto visit) {
+      stream.start();
+      stream.for_each_key(visit);
+    });
   }
   const EarlierItems carried = put_carried(p, turn, kth);
   prefill::verify_key<T>(smem, stream, kth.key, k, warp);
