@@ -22,8 +22,7 @@ static_assert(Histogram::kGroups == kWarps && Histogram::kBins == 2 * kThreads);
 //   behind __syncwarp. The comments on the regions of a union name the phase that uses each region, and a
 //   block barrier lies between two phases.
 // - Landing zones take asynchronous copies of this CTA's own threads. A thread reads what it has copied
-// itself
-//   behind its own wait for the copies; in rings, what its warp has copied, behind the warp's barrier.
+//   itself behind its own wait for the copies; in rings, what its warp has copied, behind the warp's barrier.
 // - Inboxes take transaction stores of any CTA of the cluster. The stores are issued behind the cluster
 //   barrier that says that all CTAs run. An inbox is read behind the wait for its transaction barrier. New
 //   stores are issued only behind another cluster barrier (`restart_counts`), so that nobody still reads what
@@ -62,8 +61,7 @@ struct alignas(128) Shared {
     uint8_t buffer_chunks[kWarps][kMaxBufferChunks];  // collect: numbers of the chunks of each warp
   };
   alignas(16) uint32_t warp_top8[kGreatestOfSample];  // guess: the greatest 8 keys of each warp's sample
-  alignas(16) uint32_t
-      interval_ends[2][kWarps];  // guess: each warp's upper end of the interval, and its lower end, inverted
+  alignas(16) uint32_t interval_ends[2][kWarps];      // guess: the upper and lower ends that warps name
   alignas(16) float sample_sums[2 * kWarps];    // guess: sums of each warp's sample, then sums of squares
   alignas(8) uint32_t few_keys[kRankDirectly];  // keys that are ranked by comparison
   uint32_t chunks_used;                         // chunks of the buffer that all warps together have taken

@@ -6,13 +6,11 @@
 //
 // Phases of each row:
 // - guess: a key that the k-th of carry and slice is not expected to be below. The k-th key of a full carry
-// is
-//   certain. Otherwise, and where many elements of the row before lay above that key, a sample of the slice
-//   gives one, unless the slice is so short that all of it can be listed;
+//   is certain. Otherwise, and where many elements of the row before lay above that key, a sample of the
+//   slice gives one, unless the slice is so short that all of it can be listed;
 // - list: warps stream the slice, and list the elements above the key;
 // - merge: radix rounds over the carry and the list find the k-th key, and what is selected goes to the
-// carry,
-//   or to the output where the row ends (prefill_slice/merge.cuh).
+//   carry, or to the output where the row ends (prefill_slice/merge.cuh).
 //
 // The first tiles of the next row are fetched while this row is merged. If the list has no room for all
 // elements, the slice is streamed again with a key from a sample. If that fails too, radix rounds take the
