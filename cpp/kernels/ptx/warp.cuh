@@ -97,27 +97,18 @@ GVR_DEVICE uint32_t inclusive_scan(uint32_t value) {
   return value;
 }
 
-// Turns each of several values into its sum over this lane and the higher ones.
-template <int kValues>
-GVR_DEVICE void suffix_sums(uint32_t (&value)[kValues]) {
+// Returns the sum of `value` over this lane and the higher ones.
+GVR_DEVICE uint32_t suffix_sum(uint32_t value) {
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      asm volatile(
-          "{\n .reg .pred p;\n .reg .u32 other;\n"
-          " shfl.sync.down.b32 other|p, %0, %1, 31, 0xffffffff;\n"
-          " @p add.u32 %0, %0, other;\n}"
-          : "+r"(value[i])
-          : "r"(d));
-    }
+    asm volatile(
+        "{\n .reg .pred p;\n .reg .u32 other;\n"
+        " shfl.sync.down.b32 other|p, %0, %1, 31, 0xffffffff;\n"
+        " @p add.u32 %0, %0, other;\n}"
+        : "+r"(value)
+        : "r"(d));
   }
-}
-
-GVR_DEVICE uint32_t suffix_sum(uint32_t value) {
-  uint32_t one[1] = {value};
-  suffix_sums(one);
-  return one[0];
+  return value;
 }
 
 // 2^23: a sum of this number and small integers holds the integers in its lowest bits.
