@@ -243,6 +243,18 @@ GVR_DEVICE KeyInterval finite_interval(uint32_t lo, uint32_t hi, uint32_t source
   return KeyInterval{max(min(lo, hi), kLeastFiniteKey), hi, source};
 }
 
+// Publishes the ends that this warp names, and returns those of all warps: the upper ends to the warp's lower
+// lanes, and the lower ends to the others. It takes one block barrier.
+template <typename T>
+GVR_DEVICE uint32_t exchange_ends(const RowContext<T>& ctx, uint32_t top, uint32_t bottom) {
+  static_assert(2 * kWarps == 32);
+  // All lanes store the same, so that none branches.
+  ctx.shared->interval_ends[0][ctx.warp] = top;
+  ctx.shared->interval_ends[1][ctx.warp] = bottom;
+  __syncthreads();
+  return ctx.shared->interval_ends[ctx.lane / kWarps][ctx.lane % kWarps];
+}
+
 // The interval if less than one key in eight lies above the k-th key, which is too few for each of 16 warps
 // to tell much. The greatest eight keys of every warp are ranked together, four threads to a key. If the k-th
 // key lies below the interval, the row may have to be read again, so the interval extends further down than
@@ -260,7 +272,6 @@ GVR_DEVICE KeyInterval tail_interval(const RowContext<T>& ctx, uint32_t key, flo
   const uint32_t selected = __ballot_sync(0xffffffffu, rank < kOfEach);
   const int expected_rank = __popc(selected & ((1u << ctx.lane) - 1));
   if (rank < kOfEach && expected_rank < kOfEach) greatest[ctx.warp * kOfEach + expected_rank] = key;
-  if (ctx.thread < 2) smem.interval_ends[ctx.thread][0] = kMaxKey;
   __syncthreads();
   const float expected = kThreads * share;
   const float error = standard_deviation(expected * (1.0f - share));
@@ -273,13 +284,11 @@ GVR_DEVICE KeyInterval tail_interval(const RowContext<T>& ctx, uint32_t key, flo
   among += __shfl_xor_sync(0xffffffffu, among, 2);
   const uint32_t top = __reduce_min_sync(0xffffffffu, among <= upper ? mine : kMaxKey);
   const uint32_t bottom = __reduce_min_sync(0xffffffffu, among <= lower ? mine : kMaxKey);
-  if (ctx.lane == 0) {
-    atomicMin(&smem.interval_ends[0][0], top);
-    atomicMin(&smem.interval_ends[1][0], bottom);
-  }
-  ptx::reconverge(ctx.zero);
-  __syncthreads();
-  return finite_interval(smem.interval_ends[1][0], smem.interval_ends[0][0], kGuessRowSample);
+  const uint32_t end = exchange_ends(ctx, top, bottom);
+  const bool below = ctx.lane >= kWarps;
+  const uint32_t hi = __reduce_min_sync(0xffffffffu, below ? kMaxKey : end);
+  const uint32_t lo = __reduce_min_sync(0xffffffffu, below ? end : kMaxKey);
+  return finite_interval(lo, hi, kGuessRowSample);
 }
 
 // An interval around the (1 - share) quantile of a sample of one key per thread. Each warp reads the order
@@ -300,14 +309,9 @@ GVR_DEVICE KeyInterval sample_interval(const RowContext<T>& ctx, uint32_t key, c
   // The r-th largest is the smallest key with no more than r greater ones.
   const uint32_t top = __reduce_min_sync(0xffffffffu, rank <= upper ? key : kMaxKey);
   const uint32_t bottom = __reduce_min_sync(0xffffffffu, rank <= lower ? key : kMaxKey);
-  if (ctx.lane == 0) {
-    smem.interval_ends[0][ctx.warp] = top;
-    smem.interval_ends[1][ctx.warp] = ~bottom;
-  }
-  __syncthreads();
+  const uint32_t edge = exchange_ends(ctx, top, ~bottom);
   const bool below = ctx.lane >= kWarps;
   const int outsiders = kOutsiders + ctx.log2_ctas;
-  const uint32_t edge = smem.interval_ends[below][ctx.lane % kWarps];
   const bool near = rank_among<kWarps / 4>(reinterpret_cast<const uint4*>(smem.interval_ends[below]), edge) <=
                     (below && share > kNearlyAllAbove ? 0 : outsiders);
   const uint32_t hi = __reduce_min_sync(0xffffffffu, !below && near ? edge : kMaxKey);
