@@ -19,48 +19,6 @@ constexpr int kFieldBits = 32 * kPerVec<T> / kValuesPerThread;
 template <typename T>
 constexpr int kVecsOfTile = kValuesPerThread / kPerVec<T>;
 
-template <typename T>
-GVR_DEVICE uint32_t packed_counts(uint32_t bits) {
-  static_assert(kValuesPerThread == 16, "a tile's vectors fill the fields of one 32-bit word");
-  if constexpr (sizeof(T) == 4) {
-    // Nibbles become bytes, and then population counts of bytes.
-    uint32_t x = (bits | bits << 8) & 0x00ff00ffu;
-    x = (x | x << 4) & 0x0f0f0f0fu;
-    x = x - ((x >> 1) & 0x55555555u);
-    return (x & 0x33333333u) + ((x >> 2) & 0x33333333u);
-  } else {
-    return __popc(bits & 0xffu) | __popc(bits >> 8) << 16;
-  }
-}
-
-// Calls `visit(bit, rank)` for every set bit of this lane, where `rank` is the number of set bits of the
-// whole warp that come earlier in index order. All lanes take part. Returns the warp's total. The caller
-// guarantees that bits of vector `vecs` and of later vectors are clear.
-template <typename T, typename Visit>
-GVR_DEVICE uint32_t for_each_in_order(uint32_t bits, int vecs, int lane, Visit visit) {
-  constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1;
-  constexpr uint32_t kVecMask = (1u << kPerVec<T>)-1;
-  if (__ballot_sync(0xffffffffu, bits != 0) == 0) return 0;
-  const uint32_t counts = packed_counts<T>(bits);
-  uint32_t upto = ptx::inclusive_scan(counts);
-  uint32_t total = __shfl_sync(0xffffffffu, upto, 31);
-  upto -= counts;
-  uint32_t before = 0;
-#pragma unroll 1  // `visit` is large, and few vectors have set bits.
-  for (int j = 0; j < vecs; ++j) {
-    uint32_t rank = before + (upto & kFieldMask);
-    for (uint32_t vec = bits & kVecMask; vec != 0; vec &= vec - 1) {
-      visit(j * kPerVec<T> + __ffs(vec) - 1, rank++);
-    }
-    before += total & kFieldMask;
-    bits >>= kPerVec<T>;
-    upto >>= kFieldBits<T>;
-    total >>= kFieldBits<T>;
-  }
-  ptx::reconverge(ptx::unknown_zero());  // Lanes have visited different numbers of bits.
-  return before;
-}
-
 // How many bits the earlier lanes have set, and all lanes of the warp.
 struct LaneRank {
   int before, all;
@@ -120,23 +78,16 @@ struct LaneMask {
   }
 };
 
-// Number of set elements in each vector of one word, packed into fields (kFieldBits, core/lane_ranks.cuh).
+// Number of set elements in each vector of one word of a set, packed into fields.
 template <typename T>
-GVR_DEVICE uint32_t packed_counts_of_pairs(uint32_t word) {
+GVR_DEVICE uint32_t packed_counts(uint32_t word) {
+  static_assert(kValuesPerThread == 16, "a tile's vectors fill the fields of one 32-bit word");
   if constexpr (sizeof(T) == 4) {
     word = (word & 0x33333333u) + (word >> 2 & 0x33333333u);
     return (word + (word >> 4)) & 0x0f0f0f0fu;
   } else {
     return __popc(word & 0xffffu) | __popc(word >> 16) << 16;
   }
-}
-
-// Packs a word of a set from two bits per element to one. The upper bit of each pair must be clear.
-GVR_DEVICE uint32_t single_bits(uint32_t word) {
-  word = (word | word >> 1) & 0x33333333u;
-  word = (word | word >> 2) & 0x0f0f0f0fu;
-  word = (word | word >> 4) & 0x00ff00ffu;
-  return (word | word >> 8) & 0xffffu;
 }
 
 }  // namespace gvr_topk

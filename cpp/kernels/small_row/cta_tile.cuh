@@ -156,12 +156,27 @@ struct CtaTile {
   // Calls visit(word, bit, rank) for the lane's elements of a set: which element of which word, and how many
   // elements of the whole warp come earlier. All lanes take part.
   template <typename Visit>
-  GVR_DEVICE static void for_each_in_order_of(const LaneMask<kWords>& set, int lane, Visit visit) {
+  GVR_DEVICE static void for_each_in_order_of(const LaneMask<kWords>& set, int, Visit visit) {
+    constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1, kVecMask = (1u << 2 * kPerVec<T>)-1;
     uint32_t passed = 0;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
-      passed += for_each_in_order<T>(single_bits(set.word[w]), kVecsOfTile<T>, lane,
-                                     [&](int bit, uint32_t rank) { visit(w, bit, passed + rank); });
+      uint32_t bits = set.word[w];
+      const uint32_t counts = packed_counts<T>(bits);
+      uint32_t upto = ptx::inclusive_scan(counts), total = __shfl_sync(0xffffffffu, upto, 31);
+      upto -= counts;
+#pragma unroll 1  // `visit` is large, and few vectors have elements of the set.
+      for (int first = 0; total != 0; first += kPerVec<T>) {
+        uint32_t rank = passed + (upto & kFieldMask);
+        for (uint32_t vec = bits & kVecMask; vec != 0; vec &= vec - 1) {
+          visit(w, first + (__ffs(vec) - 1) / 2, rank++);
+        }
+        passed += total & kFieldMask;
+        bits >>= 2 * kPerVec<T>;
+        upto >>= kFieldBits<T>;
+        total >>= kFieldBits<T>;
+      }
+      ptx::reconverge(ptx::unknown_zero());  // Lanes have visited different numbers of elements.
     }
   }
 };
@@ -179,7 +194,7 @@ GVR_DEVICE void stage_selected(const Context& ctx, const Tile& tile, const LaneM
 #pragma unroll
   for (int w = 0; w < Tile::kWords; ++w) {
     const uint32_t word = selected.word[w];
-    const uint32_t counts = packed_counts_of_pairs<T>(word);
+    const uint32_t counts = packed_counts<T>(word);
     uint32_t upto = ptx::inclusive_scan(counts);
     uint32_t total = __shfl_sync(0xffffffffu, upto, 31);
     upto -= counts;
