@@ -40,9 +40,7 @@ struct ChunkedStore {
     if (lane < initial_chunks(capacity)) chunks[lane] = static_cast<uint8_t>((shift >> kLog2Chunk) + lane);
   }
 
-  GVR_DEVICE const Item& at(int i) const {
-    return store[chunks[i >> kLog2Chunk] * kChunk + (i & (kChunk - 1))];
-  }
+  GVR_DEVICE Item& at(int i) const { return store[chunks[i >> kLog2Chunk] * kChunk + (i & (kChunk - 1))]; }
 
   // Calls visit(item) for this lane's part of the warp's items, which are visited 32 at a time in their
   // order. All lanes take part, and those without an item get `padding`. The items before number `rotation`

@@ -27,7 +27,7 @@ struct CandidateBuffer : ChunkedStore<BufferedValue, kWarps> {
     __syncwarp();
 #pragma unroll 1
     for (int i = lane; i < count; i += 32) {
-      BufferedValue& x = store[chunks[i >> kLog2Chunk] * kChunk + (i & (kChunk - 1))];
+      BufferedValue& x = at(i);
       x.value = x.value != x.value ? INFINITY : -INFINITY;
     }
     __syncwarp();

@@ -5,6 +5,7 @@
 #include "cluster/predictor.cuh"
 #include "cluster/row_job.cuh"
 #include "cluster/select.cuh"
+#include "core/part_stream.cuh"
 #include "ptx/warp.cuh"
 #include "streaming/async_pipeline.cuh"
 
@@ -61,10 +62,10 @@ GVR_DEVICE void emit_buffer(const RowContext<T>& ctx, const KeyInterval& interva
   clock.stamp();
   report();
   ptx::reconverge(ctx.zero);
-  const uint32_t earlier = (1u << ctx.lane) - 1;
   const OutputOffset start(ctx, interval, threshold, before, 0);
-  int next = start.next;
   if (threshold.takes_all()) {
+    const uint32_t earlier = (1u << ctx.lane) - 1;
+    int next = start.next;
     buffer.for_each(ctx.lane, [&](const BufferedValue& x) {
       const uint32_t selected = __ballot_sync(0xffffffffu, !(x.value < level));
       if (!(x.value < level)) output.put(next + __popc(selected & earlier), x.position);
@@ -72,17 +73,10 @@ GVR_DEVICE void emit_buffer(const RowContext<T>& ctx, const KeyInterval& interva
     });
     return;
   }
-  uint32_t ties_left = start.ties_left;
+  OutputCursor cursor{static_cast<uint32_t>(start.next), start.ties_left};
   buffer.for_each(ctx.lane, [&](const BufferedValue& x) {
-    const uint32_t ties = __ballot_sync(0xffffffffu, x.value == level);
-    const uint32_t selected = __ballot_sync(0xffffffffu, !(x.value <= level));
-    const uint32_t tie = __popc(ties & earlier);
-    if (!(x.value < level) && (x.value != level || tie < ties_left)) {
-      output.put(next + __popc(selected & earlier) + static_cast<int>(min(tie, ties_left)), x.position);
-    }
-    const uint32_t taken = min(static_cast<uint32_t>(__popc(ties)), ties_left);
-    next += __popc(selected) + static_cast<int>(taken);
-    ties_left -= taken;
+    cursor.put_lanes(!(x.value <= level), x.value == level, ctx.lane,
+                     [&](uint32_t item) { output.put(item, x.position); });
   });
 }
 
