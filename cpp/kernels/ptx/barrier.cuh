@@ -153,25 +153,13 @@ GVR_DEVICE void barrier_wait(uint32_t address, uint32_t parity) {
   GVR_CHAOS_POINT();
 }
 
-// Waits until the previous kernel has ended and its writes are visible. Returns at once unless the launch
-// carries the programmatic-serialization attribute.
-GVR_DEVICE void grid_dependency_wait() {
+// Waits until the previous kernel has ended and its writes are visible, at once unless the launch carries the
+// programmatic-serialization attribute. Then lets the next kernel start early, so that its launch is hidden
+// behind this kernel; it waits for the end of this one in the same way.
+GVR_DEVICE void grid_take_over() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
   GVR_CHAOS_POINT();
-}
-
-// Lets the next kernel start early. That kernel waits for the end of this one before it touches memory that
-// this one writes.
-GVR_DEVICE void grid_launch_dependents() {
-  GVR_CHAOS_POINT();
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
-// Waits for the end of the previous kernel and lets the next one start early, so that the launch of the next
-// one is hidden behind this kernel.
-GVR_DEVICE void grid_take_over() {
-  grid_dependency_wait();
-  grid_launch_dependents();
 }
 
 }  // namespace gvr_topk::ptx
