@@ -22,20 +22,6 @@ GVR_DEVICE KeyInterval guess_by_row(const RowContext<T>& ctx) {
   return sample_interval(ctx, greatest, SampleRank(sampling.share(ctx)));
 }
 
-// The interval from a sample that the CTAs of the cluster divide among them. Either all CTAs call this, or
-// none. `greatest`: the greatest key that this thread's group of lanes has read.
-template <typename T>
-GVR_DEVICE KeyInterval guess_by_cluster(const RowContext<T>& ctx, const RowSampler& sampling,
-                                        uint32_t greatest) {
-  SampleRank above;
-  if (ctx.ctas > 1) {
-    greatest = sample_of_cluster(ctx, greatest, [&] { above = SampleRank(sampling.share(ctx)); });
-  } else {
-    above = SampleRank(sampling.share(ctx));
-  }
-  return sample_interval(ctx, greatest, above);
-}
-
 // The sampler of a row without state. It uses the probes that were taken early, if they serve.
 template <typename T, int kProbes>
 GVR_DEVICE RowSampler sampling_of(const RowContext<T>& ctx, const LaunchTraits& traits,
@@ -58,16 +44,23 @@ GVR_DEVICE KeyInterval guess(const RowContext<T>& ctx, HintReason reason, const 
   return guess_by_row(ctx);
 }
 
-// The interval for a launch without state. All CTAs know that there is no state, so they sample together.
-// `probed` runs once all loads of the sample are done.
+// The interval for a launch without state. All CTAs know that there is no state, so they divide a sample
+// among them. `probed` runs once all loads of the sample are done.
 template <typename T, int kProbes, typename Probed>
 GVR_DEVICE KeyInterval guess_without_state(const RowContext<T>& ctx, const LaunchTraits& traits,
                                            const RowProbe<T, kProbes>& probe, const RowSampler& sampling,
                                            Probed probed) {
-  const uint32_t greatest =
+  uint32_t greatest =
       probe.serves(traits, ctx.row.n) ? sampling.probe(ctx, probe.seen()) : sampling.probe(ctx);
   probed();
-  return guess_by_cluster(ctx, sampling, greatest);
+  SampleRank above;
+  const auto rank = [&] { above = SampleRank(sampling.share(ctx)); };
+  if (ctx.ctas > 1) {
+    greatest = sample_of_cluster(ctx, greatest, rank);
+  } else {
+    rank();
+  }
+  return sample_interval(ctx, greatest, above);
 }
 
 // Moves an interval that has just missed, for a second pass. If the interval was too low, the new interval is
