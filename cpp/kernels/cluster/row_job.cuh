@@ -99,41 +99,20 @@ GVR_DEVICE int request_of(const TopkParams& p, const LaunchTraits& traits, int r
   return traits.has(LaunchTraits::kDraftRows) ? row / p.next_n : row;
 }
 
-// Number of rows of one request.
-GVR_DEVICE int next_n_of(const TopkParams& p, const LaunchTraits& traits) {
-  return traits.has(LaunchTraits::kDraftRows) ? p.next_n : 1;
-}
-
-// Number of keys at the end of its request that a row does not see. A length given by row counts exactly the
-// keys that the row sees. A length given by request also counts the keys of the later draft rows.
-GVR_DEVICE int unseen_by(const TopkParams& p, const LaunchTraits& traits, int row, int request) {
-  if (!traits.has(LaunchTraits::kDraftRows) || traits.has(LaunchTraits::kRowLengths)) return 0;
-  return p.next_n - 1 - (row - request * p.next_n);
-}
-
-// Number of scores that a row may select from. The row does not see the last ones of the `length` keys. No
-// value of `length` makes the computation overflow.
+// Number of scores that a row may select from. A length given by row counts exactly the keys that the row
+// sees. A length given by request also counts those of the later draft rows, which the row does not see.
 GVR_DEVICE int visible_length(const TopkParams& p, const LaunchTraits& traits, int row, int request,
                               int length) {
-  const int unseen = unseen_by(p, traits, row, request);
+  int unseen = 0;
+  if (traits.has(LaunchTraits::kDraftRows) && !traits.has(LaunchTraits::kRowLengths)) {
+    unseen = p.next_n - 1 - (row - request * p.next_n);
+  }
   const int keys = max(length, unseen) - unseen;  // No overflow, whatever the length is.
   return min(traits.has(LaunchTraits::kCompressed) ? keys / p.compress_ratio : keys, p.width);
 }
 
 GVR_DEVICE int32_t* stats_of(const TopkParams& p, const LaunchTraits& traits, int row) {
   return traits.has(LaunchTraits::kStats) ? p.stats + row * kStatColumns : nullptr;
-}
-
-GVR_DEVICE void write_short_stats(int32_t* stats, HintReason reason) {
-  write_stats(stats, reason, 0, 0, 0, -1, kGuessNone, false, 0);
-}
-
-// Writes a row no longer than k, which needs no selection. `threads` threads share this; `thread` is one.
-GVR_DEVICE void write_short_row(const OutputWriter& output, int n, int k, int thread, int threads,
-                                int32_t* stats, HintReason reason) {
-#pragma unroll 1
-  for (int i = thread; i < k; i += threads) output.put(i, i < n ? i : -1);
-  if (stats != nullptr && thread == 0) write_short_stats(stats, reason);
 }
 
 // The states of this many slots are loaded before it is known which one is needed.
@@ -192,7 +171,9 @@ struct RowJob {
   }
 
   GVR_DEVICE HintView hint(const TopkParams& p, const LaunchTraits& traits) const {
-    return hint_view(p, slot(p, traits));
+    const int named = slot(p, traits);
+    const bool hinted = named >= 0 && p.state_indices != nullptr;
+    return HintView{hinted ? p.state_indices + named * p.state_indices_stride : nullptr, p.hint_offset};
   }
 
   // Starts to load the state. Only one thread's copy is published to the block, because another row or stream
@@ -244,7 +225,8 @@ struct RowJob {
 
   // Before `agree_on_length` the caller says whether the row owns its slot.
   GVR_DEVICE OutputWriter output(const TopkParams& p, const LaunchTraits& traits, bool owns) const {
-    return make_output_writer<kOptions>(p, traits, next_n_of(p, traits), row, request, slot(p, traits), owns);
+    const int next_n = traits.has(LaunchTraits::kDraftRows) ? p.next_n : 1;
+    return make_output_writer<kOptions>(p, traits, next_n, row, request, slot(p, traits), owns);
   }
   GVR_DEVICE OutputWriter output(const TopkParams& p, const LaunchTraits& traits) const {
     return output(p, traits, ctx.shared->facts.owns_slot);
@@ -278,12 +260,15 @@ struct RowJob {
   GVR_DEVICE void write_short(const TopkParams& p, const LaunchTraits& traits) const {
     if (kOptions && traits.has(LaunchTraits::kDropMasked)) {
       write_short_dropped_row(p, traits, ctx, row, output(p, traits));
-      if (writer && traits.has(LaunchTraits::kStats)) {
-        write_short_stats(stats_of(p, traits, row), hint_reason(p, traits, false));
-      }
     } else {
-      write_short_row(output(p, traits), ctx.row.n, ctx.k, ctx.rank * kThreads + ctx.thread,
-                      ctx.ctas * kThreads, stats_of(p, traits, row), hint_reason(p, traits, false));
+      const OutputWriter writer_of_row = output(p, traits);
+#pragma unroll 1
+      for (int i = ctx.rank * kThreads + ctx.thread; i < ctx.k; i += ctx.ctas * kThreads) {
+        writer_of_row.put(i, i < ctx.row.n ? i : -1);
+      }
+    }
+    if (writer && traits.has(LaunchTraits::kStats)) {
+      write_stats(stats_of(p, traits, row), hint_reason(p, traits, false), 0, 0, 0, -1, kGuessNone, false, 0);
     }
     if (traits.has(LaunchTraits::kStateByRow) && writer) *state_by_row(p) = no_state();
   }

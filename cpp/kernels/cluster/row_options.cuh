@@ -69,12 +69,6 @@ struct HintView {
   int offset;
 };
 
-GVR_DEVICE HintView hint_view(const TopkParams& p, int slot) {
-  return HintView{
-      slot >= 0 && p.state_indices != nullptr ? p.state_indices + slot * p.state_indices_stride : nullptr,
-      p.hint_offset};
-}
-
 // Key of the score at a hinted position, or the absent key if the position lies outside the row.
 template <typename T>
 GVR_DEVICE uint32_t hinted_key(const RowView<T>& row, int offset, int32_t position) {

@@ -128,7 +128,7 @@ GVR_DEVICE Threshold select_kth(const RowContext<T>& ctx, const KeyInterval& int
     range.narrow(hit.bin, shift);
     // Keys of values around zero lie far apart. Without this, rounds would go on although only ties of the
     // tie key are left.
-    if (inside == result.equal && has_tie_key()) range.narrow_to_key(tie_key >> kInvariant);
+    if (inside == result.equal && has_tie_key()) range = KeyRange{tie_key >> kInvariant, 0};
   }
   return Threshold{whole_key<T>(range.base), rank, inside};
 }

@@ -30,11 +30,6 @@ struct KeyRange {
     base += offset;
     length = min(length - offset, (1u << shift) - 1);
   }
-
-  GVR_DEVICE void narrow_to_key(uint32_t key) {
-    base = key;
-    length = 0;
-  }
 };
 
 // The bins of one round, and the number of this thread's keys that lie above the range of the round.
