@@ -28,13 +28,16 @@ GVR_DEVICE int count_items(const LaunchTraits& traits, int k, uint32_t kth, uint
   return drops ? min(static_cast<int>(above), k) : k;
 }
 
-// Writes the elements above -inf of a row no longer than k, in ascending order of position, and returns their
-// number. One block does this alone.
+// Writes a row no longer than k without its masked elements, in ascending order of position. The first CTA
+// does this alone, because other CTAs could not know their offsets without counting the items of earlier CTAs
+// first.
 template <typename T>
-GVR_DEVICE int emit_short_unmasked(const RowContext<T>& ctx, const OutputWriter& output) {
+GVR_DEVICE void write_short_dropped_row(const TopkParams& p, const LaunchTraits& traits,
+                                        const RowContext<T>& ctx, int row, const OutputWriter& output) {
+  if (ctx.rank != 0) return;
   uint32_t* const in_warp = ctx.shared->warp_value[0];
   const uint32_t before = (1u << ctx.lane) - 1;
-  int next = 0;
+  int next = 0;  // the number of items so far
 #pragma unroll 1
   for (int begin = 0; begin < ctx.row.n; begin += kThreads) {
     const int position = begin + ctx.thread;
@@ -48,19 +51,9 @@ GVR_DEVICE int emit_short_unmasked(const RowContext<T>& ctx, const OutputWriter&
     next += static_cast<int>(__reduce_add_sync(0xffffffffu, ctx.lane < kWarps ? in_warp[ctx.lane] : 0));
     __syncthreads();  // The counts are overwritten next.
   }
-  return next;
-}
-
-// Writes a row no longer than k without its masked elements. The first CTA does this alone, because other
-// CTAs could not know their offsets without counting the items of earlier CTAs first.
-template <typename T>
-GVR_DEVICE void write_short_dropped_row(const TopkParams& p, const LaunchTraits& traits,
-                                        const RowContext<T>& ctx, int row, const OutputWriter& output) {
-  if (ctx.rank != 0) return;
-  const int items = emit_short_unmasked(ctx, output);
 #pragma unroll 1
-  for (int i = items + ctx.thread; i < ctx.k; i += kThreads) output.put(i, -1);
-  if (traits.has(LaunchTraits::kCounts) && ctx.thread == 0) p.counts[row] = items;
+  for (int i = next + ctx.thread; i < ctx.k; i += kThreads) output.put(i, -1);
+  if (traits.has(LaunchTraits::kCounts) && ctx.thread == 0) p.counts[row] = next;
 }
 
 // The positions that the last step selected and kept in a slot.

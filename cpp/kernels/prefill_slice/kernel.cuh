@@ -70,8 +70,7 @@ GVR_DEVICE SliceStream<T> stream_of(const SliceParams& p, SliceShared& smem, con
 template <typename T>
 GVR_DEVICE void list_above(SliceShared& smem, const SliceStream<T>& stream, int shift, uint32_t key,
                            SliceStore& store, int warp, int lane) {
-  // The key just below that of zero belongs to -0.0, which as a value equals zero (KeyInterval::high).
-  const float bound = key_to_float(key == kZeroKey - 1 ? key - 1 : key);
+  const float bound = KeyInterval::only(key).high();
   const int first = shift + stream.begin - stream.lead + kValuesPerThread * lane;
   store.claim_part(lane);
   stream.for_each_tile([&](int step, uint32_t slot, uint32_t bits) {

@@ -24,15 +24,13 @@ GVR_DEVICE uint32_t register_at(const uint32_t (&registers)[kValues], uint32_t i
   }
 }
 
-// Returns the mask of the keys for which set_bit(sum, key, bit) adds its bit to the sum. for_each(visit)
-// calls visit(index) for the keys that count.
-template <int kValues, typename ForEach, typename SetBit>
-GVR_DEVICE auto mask_of_keys(const uint32_t (&keys)[kValues], ForEach for_each, SetBit set_bit) {
-  constexpr int kWords = kValues > kValuesPerThread ? kValues / kValuesPerThread : 1;
-  constexpr int kHalf = kValuesPerThread / 2;
+// Returns the mask of a tile's keys for which set_bit(sum, key, bit) adds its bit to the sum.
+template <typename Tile, typename SetBit>
+GVR_DEVICE LaneMask<Tile::kWords> mask_of_keys(const Tile& tile, SetBit set_bit) {
+  constexpr int kWords = Tile::kWords, kHalf = kValuesPerThread / 2;
   ptx::BitAccumulator accumulators[kWords];
-  for_each([&](int i) {
-    set_bit(accumulators[i / kValuesPerThread].sums[i / kHalf % 2], keys[i], 1u << 2 * (i % kHalf));
+  tile.for_each_index([&](int i) {
+    set_bit(accumulators[i / kValuesPerThread].sums[i / kHalf % 2], tile.bits[i], 1u << 2 * (i % kHalf));
   });
   LaneMask<kWords> mask;
 #pragma unroll
@@ -142,7 +140,7 @@ struct CtaTile {
   // Returns `mask_of_keys` over all elements of the lane.
   template <typename SetBit>
   GVR_DEVICE LaneMask<kWords> mask_of(SetBit set_bit) const {
-    return mask_of_keys(bits, [&](auto visit) { for_each_index(visit); }, set_bit);
+    return mask_of_keys(*this, set_bit);
   }
 
   // Returns the bits of the element at an index known only at run time.
@@ -274,7 +272,7 @@ struct WordTile {
   // Returns `mask_of_keys` over all elements of the lane.
   template <typename SetBit>
   GVR_DEVICE LaneMask<kWords> mask_of(SetBit set_bit) const {
-    return mask_of_keys(bits, [&](auto visit) { for_each_index(visit); }, set_bit);
+    return mask_of_keys(*this, set_bit);
   }
 
   // Returns the bits of the element at an index known only at run time.
