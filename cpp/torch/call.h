@@ -89,6 +89,22 @@ struct CallTarget {
   }
 };
 
+// The plan with the largest clusters that the stream's context can run, up to the planned size. The call is
+// refused if its size is forced and cannot run, or if fewer CTAs cannot hold a row.
+inline Plan runnable_plan(const TopkParams& params, PlanInput input, const CallTarget& target) {
+  Plan plan = make_plan(input);
+  while (plan.ctas_per_row > 1 && !can_run(params, plan, target.stream, target.context)) {
+    const int32_t before = plan.ctas_per_row;
+    check(input.forced_ctas == 0, "ctas_per_row: wanted a cluster size that the ", target.context.sm_count,
+          " SMs of the stream's context can run, got ", before);
+    input.max_ctas = before / 2;
+    plan = make_plan(input);
+    check(plan.ctas_per_row < before, "logits: wanted a stream whose context can run clusters of ", before,
+          " CTAs, which ", params.width, " columns need, got one of ", target.context.sm_count, " SMs");
+  }
+  return plan;
+}
+
 // An empty tensor has a null address, which would mean that there is no page table. No page of an empty table
 // is read, so any address that is not null will do.
 inline const int32_t* page_pointer(const OptionalTensor& page_table, const void* other) {

@@ -44,23 +44,6 @@ TopkParams make_params(const DecodeArguments& a) {
   return p;
 }
 
-// The plan with the largest clusters that the stream's context can run, up to the planned size. The call is
-// refused if its size is forced and cannot run, or if fewer CTAs cannot hold a row.
-Plan runnable_plan(const TopkParams& params, PlanInput input, cudaStream_t stream,
-                   const StreamContext& context) {
-  Plan plan = make_plan(input);
-  while (plan.ctas_per_row > 1 && !can_run(params, plan, stream, context)) {
-    const int32_t before = plan.ctas_per_row;
-    check(input.forced_ctas == 0, "ctas_per_row: wanted a cluster size that the ", context.sm_count,
-          " SMs of the stream's context can run, got ", before);
-    input.max_ctas = before / 2;
-    plan = make_plan(input);
-    check(plan.ctas_per_row < before, "logits: wanted a stream whose context can run clusters of ", before,
-          " CTAs, which ", params.width, " columns need, got one of ", context.sm_count, " SMs");
-  }
-  return plan;
-}
-
 void run(const DecodeArguments& a) {
   const CheckedOp op("indexer_topk_decode");
   check_on_gpu(a.logits);
@@ -74,7 +57,7 @@ void run(const DecodeArguments& a) {
   input.sm_count = target.context.sm_count;
   input.arch = target.arch;
   check_plan(a, input);
-  const Plan plan = runnable_plan(params, input, target.stream, target.context);
+  const Plan plan = runnable_plan(params, input, target);
   const bool pdl = (a.flags & kFlagPdl) != 0;
   const cudaError_t status = launch(params, plan, pdl, target.stream);
   require(status == cudaSuccess, "gvr_topk: launch of ", plan.ctas_per_row, " CTAs per row on ",
