@@ -19,7 +19,6 @@ from gvr_topk.constants import (
     FLAG_PDL,
     FLAG_QUANTILE_GUESS,
     FLAG_STREAMS,
-    MAX_BLOCKS_WIDTH,
     MAX_CHOSEN_BLOCKS,
     MAX_ELEMENTS_PER_CTA,
     MAX_NEXT_N,
@@ -688,8 +687,6 @@ def check_blocks(a: BlocksArguments) -> None:
         The message names the argument, what was wanted and what was got.
     """
     BLOCKS.blocks_of_scores(a)
-    if a.logits.shape[1] > MAX_BLOCKS_WIDTH:
-        raise BLOCKS.fail("logits", f"at most {MAX_BLOCKS_WIDTH} columns", a.logits.shape[1])
     if not a.k < a.block_k <= MAX_CHOSEN_BLOCKS:
         raise BLOCKS.fail("block_k", f"more than k = {a.k} and at most {MAX_CHOSEN_BLOCKS}", a.block_k)
     BLOCKS.results("blocks", a.blocks, a.logits, a.logits.shape[0], a.block_k, "block_k")

@@ -121,8 +121,8 @@ BLOCK_SIZE = 8
 MAX_CHOSEN_BLOCKS = 2048
 """Most blocks of a row that are chosen, or selected in."""
 
-MAX_BLOCKS_WIDTH = 262144
-"""Widest buffer of which blocks are chosen, in elements."""
+ONE_LAUNCH_BLOCKS_WIDTH = 262144
+"""Widest buffer of which one launch chooses blocks, in elements."""
 
 MAX_RANKED_TOKENS = 1024
 """Most tokens of a row that a GPU ranks by their log-probabilities."""

@@ -37,7 +37,7 @@ NUMBERS = {
     "kPaperMaxWidth": "Widest buffer of the paper's kernel, in elements.",
     "kBlockSize": "Consecutive scores that count as one block.",
     "kMaxChosenBlocks": "Most blocks of a row that are chosen, or selected in.",
-    "kMaxBlocksWidth": "Widest buffer of which blocks are chosen, in elements.",
+    "kOneLaunchBlocksWidth": "Widest buffer of which one launch chooses blocks, in elements.",
     "kMaxRankedTokens": "Most tokens of a row that a GPU ranks by their log-probabilities.",
     "kPhaseStamps": "Columns of `phase_clocks`.",
     "kFlagPdl": "Flag: launch with programmatic stream serialization.",

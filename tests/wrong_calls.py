@@ -30,7 +30,6 @@ from gvr_topk.constants import (
     FLAG_CLAMP_PAGES,
     FLAG_QUANTILE_GUESS,
     FLAG_STREAMS,
-    MAX_BLOCKS_WIDTH,
     MAX_CHOSEN_BLOCKS,
     MAX_ELEMENTS_PER_CTA,
     MAX_NEXT_N,
@@ -378,7 +377,6 @@ WRONG_BOTH_BLOCKS: list[Row] = [
 WRONG_BLOCKS: list[Row] = [
     *WRONG_BOTH_BLOCKS,
     *each("block_k", f"more than k = 3 and at most {MAX_CHOSEN_BLOCKS}", 3, MAX_CHOSEN_BLOCKS + 1),
-    too_wide(MAX_BLOCKS_WIDTH, 8),
     ("blocks: wanted at least block_k = 5 columns, got [2, 4]", {"block_k": 5}),
     (f"blocks: wanted {APART} 4 elements apart, got 0", i32(2, 4, strides=(0, 1))),
     shared("blocks", "out", i32(2, 4), i32(2, 4)),

@@ -29,15 +29,71 @@ BlocksParams make_params(const Arguments& a, int64_t block_k) {
   return p;
 }
 
+void check_launch(cudaError_t status, const BlocksParams& params, const CallTarget& target) {
+  require(status == cudaSuccess, "gvr_topk: launch for ", params.topk.rows, " rows on ",
+          target.context.sm_count, " SMs failed: ", cudaGetErrorString(status));
+}
+
+// Memory of a call, in words of 4 bytes, from torch's allocator. It may be given to later work of the current
+// stream as soon as the call has been enqueued there.
+GivenTensor make_workspace(int64_t words, int device) {
+  const int64_t stride = 1;
+  AtenTensorHandle made = nullptr;
+  const auto status = aoti_torch_empty_strided(1, &words, &stride, aoti_torch_dtype_int32(),
+                                               aoti_torch_device_type_cuda(), device, &made);
+  require(status == 0, "gvr_topk: cannot allocate ", 4 * words, " bytes for the values of blocks");
+  return GivenTensor(made);
+}
+
+// The launch that chooses the best blocks by their values, all but the last of a row's places. Each row of
+// values is a whole number of 16-byte vectors.
+TopkParams choice_of(const BlocksParams& p) {
+  TopkParams choice{};
+  choice.logits = p.values;
+  choice.seq_lens = p.value_lengths;
+  choice.logits_stride = p.values_stride;
+  choice.width = static_cast<int32_t>(p.values_stride);
+  choice.k = p.block_k - 1;
+  choice.next_n = 1;
+  choice.indices = p.chosen;
+  choice.indices_stride = p.blocks_stride;
+  choice.rows = p.topk.rows;
+  choice.compress_ratio = 1;
+  choice.dtype = Dtype::kFloat32;
+  return choice;
+}
+
+// Chooses blocks of rows that are too wide for one launch. Of the three launches that take its place, each
+// waits for the end of the one before it, and the last one reads the chosen blocks as if they were given.
+void launch_wide(BlocksParams params, const CallTarget& target, bool pdl) {
+  const int64_t rows = params.topk.rows, blocks = (params.topk.width + kBlockSize - 1) / kBlockSize;
+  params.values_stride = (blocks + 3) / 4 * 4;
+  const GivenTensor workspace = make_workspace(rows * (params.values_stride + 1), target.context.device);
+  params.values = static_cast<float*>(workspace.data_ptr());
+  params.value_lengths = reinterpret_cast<int32_t*>(params.values + rows * params.values_stride);
+  const TopkParams choice = choice_of(params);
+  const Plan plan = runnable_plan(choice,
+                                  PlanInput{rows, choice.width, choice.k, choice.dtype, Path::kNoHint,
+                                            target.context.sm_count, target.arch},
+                                  target);
+  check_launch(launch_blocks(params, pdl, target.stream), params, target);
+  check_launch(launch(choice, plan, true, target.stream), params, target);
+  params.given = params.chosen;
+  params.values = nullptr;
+  check_launch(launch_blocks(params, true, target.stream), params, target);
+}
+
 template <typename Arguments>
 void launch_checked(const BlocksParams& params, const Arguments& a) {
   if (params.topk.rows == 0) return;
   const int device = a.logits.get_device();
   const DeviceGuard guard(device);
   const CallTarget target(device);
-  const cudaError_t status = launch_blocks(params, (a.flags & kFlagPdl) != 0, target.stream);
-  require(status == cudaSuccess, "gvr_topk: launch of ", params.topk.rows, " CTAs on ",
-          target.context.sm_count, " SMs failed: ", cudaGetErrorString(status));
+  const bool pdl = (a.flags & kFlagPdl) != 0;
+  if (params.given == nullptr && params.topk.width > kOneLaunchBlocksWidth) {
+    return launch_wide(params, target, pdl);
+  }
+  check_launch(launch_blocks(params, pdl, target.stream), params, target);
 }
 
 void choose_blocks(const BlocksArguments& a) {

@@ -19,7 +19,7 @@ from eval.common.outputs import DTYPES
 from eval.common.status import InputError
 from eval.fuzz.contents import CONTENTS
 from gvr_topk.arguments import PREFILL_PATHS
-from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH, Path
+from gvr_topk.constants import BLOCK_SIZE, MAX_CHOSEN_BLOCKS, MAX_WIDTH, ONE_LAUNCH_BLOCKS_WIDTH, Path
 from gvr_topk.policy import plan
 from gvr_topk.sampling.arguments import SLOT_PARAMETERS, LogprobMode, Noise, Order
 
@@ -302,7 +302,9 @@ def blocks_cases(draw: st.DrawFn, elements: int) -> Case:
     next_n = _pick(draw, 1, 1, 1, 2, 3)
     block_k = 2048 if _chance(draw, 0.4) else _size(draw, 2, 2047)
     # Rows of no more than block_k blocks have all of them chosen: most cases are longer.
-    width = _width(draw, BLOCK_SIZE * block_k, min(elements // next_n, MAX_BLOCKS_WIDTH), 9)
+    limit = ONE_LAUNCH_BLOCKS_WIDTH
+    shortest, longest = (limit, MAX_WIDTH) if _chance(draw, 0.2) else (BLOCK_SIZE * block_k, limit)
+    width = _width(draw, shortest, min(elements // next_n, longest), 9)
     return Case(
         op="blocks",
         requests=_size(draw, 1, max(1, min(elements // (width * next_n), 160))),

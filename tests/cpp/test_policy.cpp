@@ -84,7 +84,7 @@ void test_spans() {
 // More blocks must be chosen than positions, and the widest row has a register for each block.
 void test_blocks() {
   CHECK(blocks_hold_topk(512, 513) && !blocks_hold_topk(512, 512) && !blocks_hold_topk(512, 511));
-  CHECK(kMaxBlocksWidth / kBlockSize <= int64_t{kClusterThreads} * kMaxValuesPerThread);
+  CHECK(kOneLaunchBlocksWidth / kBlockSize <= int64_t{kClusterThreads} * kMaxValuesPerThread);
 }
 
 // Every CTA of a prefill has a row in each of its runs, its memory fits, and k decides whether it collects

@@ -13,7 +13,7 @@ from torch import Tensor
 import gvr_topk
 from gvr_topk import indexer_topk_blocks, indexer_topk_in_blocks
 from gvr_topk.arguments import BlocksArguments, InBlocksArguments
-from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH
+from gvr_topk.constants import BLOCK_SIZE, MAX_CHOSEN_BLOCKS, MAX_WIDTH, ONE_LAUNCH_BLOCKS_WIDTH
 from gvr_topk.contract import DTYPES
 from gvr_topk.evaluation.oracle import sorted_blocks, sorted_in_blocks, sorted_topk
 
@@ -93,14 +93,15 @@ def test_lengths_beyond_the_width_end_with_it() -> None:
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
-def test_the_widest_row_and_the_most_blocks() -> None:
-    logits = torch.zeros(1, MAX_BLOCKS_WIDTH)
+@pytest.mark.parametrize("width", [*(ONE_LAUNCH_BLOCKS_WIDTH + n for n in (0, 1, 8)), 524_288, MAX_WIDTH])
+def test_the_widest_row_and_the_most_blocks(width: int) -> None:
+    logits = torch.zeros(1, width)
     logits[0, -9] = 1.0
     most = MAX_CHOSEN_BLOCKS
-    positions, blocks = indexer_topk_blocks(logits, int32(MAX_BLOCKS_WIDTH), most - 1, most)
-    last = MAX_BLOCKS_WIDTH // BLOCK_SIZE - 1
+    positions, blocks = indexer_topk_blocks(logits, int32(width), most - 1, most)
+    last = (width - 1) // BLOCK_SIZE
     assert blocks.tolist() == [[*range(MAX_CHOSEN_BLOCKS - 2), last - 1, last]]
-    assert positions.tolist() == [[*range(MAX_CHOSEN_BLOCKS - 2), MAX_BLOCKS_WIDTH - 9]]
+    assert positions.tolist() == [[*range(MAX_CHOSEN_BLOCKS - 2), width - 9]]
 
 
 def test_rows_of_scores_may_overlap() -> None:

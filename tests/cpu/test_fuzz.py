@@ -18,7 +18,7 @@ from eval.fuzz import cases as drawn
 from eval.fuzz.contents import CONTENTS
 from gvr_topk import cpu
 from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments
-from gvr_topk.constants import FLAG_CLAMP_PAGES, FLAG_DROP_MASKED, HintReason
+from gvr_topk.constants import FLAG_CLAMP_PAGES, FLAG_DROP_MASKED, ONE_LAUNCH_BLOCKS_WIDTH, HintReason
 
 OP_CASES = {
     "decode": drawn.decode_cases,
@@ -81,7 +81,7 @@ def test_cases_reach_every_kind(op: str, reached: dict[str, set[Any]]) -> None:
         found = set(itertools.chain(*values)) if isinstance(values[0], tuple) else set(values)
         assert found == wanted, name
     assert any(case.rows > 64 for case in LARGE[op])
-    assert any(case.width > (1 << 17 if op in ("blocks", "sampling") else 1 << 20) for case in LARGE[op])
+    assert any(case.width > (1 << 17 if op == "sampling" else 1 << 20) for case in LARGE[op])
     assert all(case.rows * case.width <= 1 << 22 for case in LARGE[op])
 
 
@@ -105,6 +105,7 @@ def test_arguments_are_combined() -> None:
     assert all(case.cache_slots for case in cases if case.offsets and case.page_size)
     cases = LARGE["blocks"]
     assert {(512, 2048)} <= {(case.k, case.block_k) for case in cases}
+    assert sum(case.width > ONE_LAUNCH_BLOCKS_WIDTH for case in cases) > len(cases) / 20
     assert {0, 1, 2048} <= {case.given_blocks for case in cases}
     assert any(case.given_k > 8 * case.given_blocks > 0 for case in cases)
     assert any(case.by_row and case.next_n == 3 and case.compress_ratio > 1 for case in cases)

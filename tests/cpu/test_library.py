@@ -28,6 +28,7 @@ TORCH = {
     "aoti_torch_abi_version",
     "aoti_torch_delete_library_object",
     "aoti_torch_delete_tensor_object",
+    "aoti_torch_empty_strided",
     "aoti_torch_get_data_ptr",
     "aoti_torch_get_device_index",
     "aoti_torch_get_device_type",

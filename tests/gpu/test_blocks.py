@@ -7,16 +7,19 @@ from typing import Any
 import pytest
 import torch
 from contents import CONTENTS, draw, int32, integers, rows_of_requests
-from launches import captured, unobtrusive
+from launches import captured, never_waiting
 from oracle import POISON, check_guards, guarded, place
 from torch import Tensor
 
 from gvr_topk import indexer_topk_blocks, indexer_topk_decode, indexer_topk_in_blocks
-from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH
+from gvr_topk.constants import BLOCK_SIZE, MAX_CHOSEN_BLOCKS, MAX_WIDTH, ONE_LAUNCH_BLOCKS_WIDTH
 from gvr_topk.contract import DTYPES, best_blocks, exact_topk, exact_topk_in_blocks, row_lengths
 
 V41 = (512, 2048)
 """Positions and blocks that DeepSeek-V4.1 selects."""
+ONE = ONE_LAUNCH_BLOCKS_WIDTH
+WIDE = (ONE + 1, 524_288, 1_048_576, MAX_WIDTH)
+"""Widths that take three launches, the narrowest and the widest among them."""
 SHAPES = (V41, (1, 2), (2047, 2048), (100, 513), (7, 1024))
 NAN, INF = float("nan"), float("inf")
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
@@ -77,11 +80,11 @@ def assert_exact(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("k", "block_k"), SHAPES)
-def test_rows_of_all_lengths(k: int, block_k: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("width", [ONE, *WIDE])
+def test_rows_of_all_lengths(width: int, k: int, block_k: int, dtype: torch.dtype) -> None:
     """Around every bound: k, block_k blocks, the share of a warp, groups of 16 blocks, and the widest row."""
-    about = [0, k, 8 * block_k, 8 * 2048, 8 * 4096, 8 * 8192, 8 * 8192 + 2048, 131_072, MAX_BLOCKS_WIDTH - 9]
+    about = [0, k, 8 * block_k, 8 * 2048, 8 * 4096, 8 * 8192, 8 * 8192 + 2048, 131_072, ONE - 9, width - 9]
     lengths = int32(*sorted({max(0, n + d) for n in about for d in (-9, -8, -7, -1, 0, 1, 7, 8, 9)}))
-    width = MAX_BLOCKS_WIDTH
     logits = rows_of_requests(len(lengths), width, seed=k, noise=1.0).to(dtype)
     assert_exact(logits, lengths, k, block_k)
     assert_exact(logits, torch.full_like(lengths, width), k, block_k)
@@ -103,8 +106,9 @@ def test_buffers_of_every_width(width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shift", [0, 1, 2, 4, 7])
 @pytest.mark.parametrize("pad", [0, 1, 8])
-def test_rows_of_every_alignment(pad: int, shift: int, dtype: torch.dtype) -> None:
-    rows, width = 12, 40_009
+@pytest.mark.parametrize("width", [40_009, ONE + 5])
+def test_rows_of_every_alignment(width: int, pad: int, shift: int, dtype: torch.dtype) -> None:
+    rows = 12
     logits = place(rows_of_requests(rows, width, seed=shift).to(dtype), pad=pad, shift=shift)
     lengths = integers(1000, width + 1, rows, seed=shift)
     lengths[0] = width
@@ -112,32 +116,47 @@ def test_rows_of_every_alignment(pad: int, shift: int, dtype: torch.dtype) -> No
         assert_exact(logits, lengths, k, block_k)
 
 
-def test_rows_of_scores_may_overlap() -> None:
-    row = rows_of_requests(1, 60_000)
-    lengths = integers(0, 50_000, 40, seed=3)
+@pytest.mark.parametrize("width", [50_000, 400_000])
+def test_rows_of_scores_may_overlap(width: int) -> None:
+    row = rows_of_requests(1, width + 10_000)
+    lengths = integers(0, width, 40, seed=3)
     assert_exact(row.expand(40, -1), lengths, *V41)
-    assert_exact(row[0].as_strided((40, 50_000), (1, 1)), lengths, *V41)
+    assert_exact(row[0].as_strided((40, width), (1, 1)), lengths, *V41)
 
 
-def test_rows_that_lie_beyond_32_bits() -> None:
+@pytest.mark.parametrize("width", [20_000, 300_000])
+def test_rows_that_lie_beyond_32_bits(width: int) -> None:
     """Rows so far apart that offsets of elements, and of bytes more so, need 64 bits."""
-    rows, width, stride = 3, 20_000, 1_200_000_000
+    rows, stride = 3, 1_200_000_000
     buffer = torch.empty(2 * stride + width, dtype=torch.bfloat16, device="cuda")
     logits = buffer.as_strided((rows, width), (stride, 1))
     logits.copy_(rows_of_requests(rows, width))
     assert_exact(logits, torch.full((rows,), width, dtype=torch.int32, device="cuda"), *V41)
 
 
-@pytest.mark.parametrize("rows", [1, 133, 1000])
-def test_many_rows(rows: int) -> None:
-    logits = rows_of_requests(rows, 30_000, seed=rows, noise=1.0)
-    assert_exact(logits, integers(0, 30_001, rows, seed=1), *V41)
+@pytest.mark.parametrize(
+    ("rows", "width"), [*((rows, 30_000) for rows in (1, 133, 1000)), (64, 1_048_576), (1100, ONE + 8)]
+)
+def test_many_rows(rows: int, width: int) -> None:
+    logits = rows_of_requests(rows, width, seed=rows, noise=1.0)
+    assert_exact(logits, integers(0, width + 1, rows, seed=1), *V41)
+
+
+def test_values_of_blocks_beyond_32_bits() -> None:
+    rows = (1 << 31) // (MAX_WIDTH // BLOCK_SIZE) + 3
+    row, lengths = rows_of_requests(1, MAX_WIDTH), integers(0, 9, rows, seed=1)
+    lengths[[0, -1]] = MAX_WIDTH
+    positions, blocks = indexer_topk_blocks(row.expand(rows, -1), lengths, *V41)
+    for at in (slice(1), slice(1, 2), slice(rows - 2, rows - 1), slice(rows - 1, rows)):
+        assert torch.equal(blocks[at], best_blocks(row, lengths[at], V41[1]))
+        assert torch.equal(positions[at], exact_topk(row, lengths[at], V41[0]))
 
 
 @pytest.mark.parametrize("compress_ratio", [1, 4])
 @pytest.mark.parametrize(("next_n", "by_row"), [(1, False), (2, False), (3, True)])
-def test_lengths_count_as_in_decode(next_n: int, by_row: bool, compress_ratio: int) -> None:
-    rows, width = 12, 30_000
+@pytest.mark.parametrize("width", [30_000, 300_000])
+def test_lengths_count_as_in_decode(width: int, next_n: int, by_row: bool, compress_ratio: int) -> None:
+    rows = 12
     logits = rows_of_requests(rows, width, noise=1.0)
     seq_lens = integers(0, compress_ratio * width, rows if by_row else rows // next_n, seed=next_n)
     keys = seq_lens.to(torch.int64) if by_row else row_lengths(seq_lens, rows, next_n)
@@ -150,7 +169,7 @@ def test_lengths_count_as_in_decode(next_n: int, by_row: bool, compress_ratio: i
 
 
 def test_no_rows_and_no_columns() -> None:
-    for rows, width in ((0, 100), (0, 0), (3, 0)):
+    for rows, width in ((0, 100), (0, 0), (3, 0), (0, ONE + 1)):
         lengths = torch.full((rows,), 7, dtype=torch.int32, device="cuda")
         assert_exact(torch.zeros(rows, width, device="cuda"), lengths, 3, 4)
 
@@ -160,32 +179,24 @@ def test_no_rows_and_no_columns() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CONTENTS)
-def test_adversarial_contents(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("rows", "width"), [(24, 50_007), (3, ONE), (3, 524_288), (3, 300_001)])
+def test_adversarial_contents(rows: int, width: int, name: str, dtype: torch.dtype) -> None:
     """Plateaus, infinities, NaN, denormals and clusters, of more blocks than are chosen."""
-    rows, width = 24, 50_007
     scores = CONTENTS[name](rows, width, V41[0])
     if name == "denormals" and dtype != torch.float32:
         scores = scores.double() * {torch.bfloat16: 1e5, torch.float16: 1e38}[dtype]
-    logits = place(scores.to(dtype), pad=1, shift=0)
+    logits = place(scores.to(dtype), pad=width % 2, shift=0)
     lengths = torch.full((rows,), width, dtype=torch.int32, device="cuda")
-    lengths[::5] = 8 * V41[1] + 1
+    lengths[2::5] = 8 * V41[1] + 1
     assert_exact(logits, lengths, *V41)
     assert_exact(logits, lengths, 1, 33)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", CONTENTS)
-def test_adversarial_contents_of_the_widest_rows(name: str, dtype: torch.dtype) -> None:
-    rows, width = 3, MAX_BLOCKS_WIDTH
-    logits = CONTENTS[name](rows, width, V41[0]).to(dtype)
-    assert_exact(logits, int32(width, width - 3, width - 5000), *V41)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("value", [NAN, INF, 0.0, -INF])
-def test_ties_of_blocks_and_the_newest(value: float, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("width", [70_000, 400_003])
+def test_ties_of_blocks_and_the_newest(width: int, value: float, dtype: torch.dtype) -> None:
     """More blocks have the greatest score than are chosen, and the newest has none of it."""
-    width = 70_000
     logits = torch.full((4, width), value, dtype=dtype, device="cuda")
     lengths = int32(width, width - 1, width - 7, 8 * 2049)
     for row, n in enumerate(lengths.tolist()):
@@ -198,8 +209,9 @@ def test_ties_of_blocks_and_the_newest(value: float, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("poison", [NAN, INF])
-def test_nothing_behind_a_row_is_a_score(poison: float, dtype: torch.dtype) -> None:
-    rows, width = 40, 40_000
+@pytest.mark.parametrize("width", [40_000, 300_000])
+def test_nothing_behind_a_row_is_a_score(width: int, poison: float, dtype: torch.dtype) -> None:
+    rows = 40
     logits = rows_of_requests(rows, width, noise=1.0).to(dtype)
     lengths = integers(0, width, rows, seed=2)
     wanted = run_blocks(logits, lengths, *V41)
@@ -209,8 +221,9 @@ def test_nothing_behind_a_row_is_a_score(poison: float, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_bits(dtype: torch.dtype) -> None:
-    rows, width = 20, 33_333
+@pytest.mark.parametrize("width", [33_333, 333_333])
+def test_any_bits(width: int, dtype: torch.dtype) -> None:
+    rows = 20
     integer = torch.int32 if dtype == torch.float32 else torch.int16
     limits = torch.iinfo(integer)
     bits = torch.randint(limits.min, limits.max + 1, (rows, width), generator=draw(5), device="cuda")
@@ -290,8 +303,9 @@ def test_given_blocks_in_rows_of_any_stride(pad: int) -> None:
 # ---------------------------------------------------------------- execution
 
 
-def test_graph_replay_with_changed_lengths_and_rows() -> None:
-    rows, width = 6, MAX_BLOCKS_WIDTH
+@pytest.mark.parametrize("width", [ONE, 600_000])
+def test_graph_replay_with_changed_lengths_and_rows(width: int) -> None:
+    rows = 6
     k, block_k = V41
     source, consumer = rows_of_requests(rows, width, seed=1), rows_of_requests(rows, width, seed=3)
     lengths = torch.full((rows,), width, dtype=torch.int32, device="cuda")
@@ -314,8 +328,10 @@ def test_graph_replay_with_changed_lengths_and_rows() -> None:
         assert torch.equal(again, exact_topk_in_blocks(consumer, lengths, blocks, k))
 
 
-def test_no_allocation_and_no_synchronization() -> None:
-    logits, lengths = rows_of_requests(4, 100_000), int32(100_000, 7, 0, 50_000)
+@pytest.mark.parametrize(("width", "words"), [(100_000, 0), (1_000_003, 125_004 + 1)])
+def test_no_synchronization_and_no_memory_but_a_workspace(width: int, words: int) -> None:
+    """A workspace has so many words for each row. It is given back."""
+    logits, lengths = rows_of_requests(4, width), int32(width, 7, 0, 50_000)
     out = torch.empty(4, 512, dtype=torch.int32, device="cuda")
     blocks = torch.empty(4, 2048, dtype=torch.int32, device="cuda")
 
@@ -324,14 +340,18 @@ def test_no_allocation_and_no_synchronization() -> None:
         indexer_topk_in_blocks(logits, lengths, blocks, V41[0], out=out)
 
     step()
-    with unobtrusive():
+    before = torch.cuda.memory_stats()
+    with never_waiting():
         step()
+    for what in ("requested_bytes.all.allocated", "requested_bytes.all.freed"):
+        assert torch.cuda.memory_stats()[what] - before[what] == 4 * len(logits) * words
 
 
 @pytest.mark.parametrize("rows", [1, 40])
-def test_same_result_every_time_and_everywhere(rows: int) -> None:
-    logits = CONTENTS["ties at k"](rows, 60_000, 512)
-    lengths = torch.full((rows,), 60_000, dtype=torch.int32, device="cuda")
+@pytest.mark.parametrize("width", [60_000, 524_288])
+def test_same_result_every_time_and_everywhere(width: int, rows: int) -> None:
+    logits = CONTENTS["ties at k"](rows, width, 512)
+    lengths = torch.full((rows,), width, dtype=torch.int32, device="cuda")
     first = run_blocks(logits, lengths, *V41)
     for _ in range(20):
         again = run_blocks(logits, lengths, *V41)
@@ -342,9 +362,10 @@ def test_same_result_every_time_and_everywhere(rows: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["lengths", "blocks", "logits"])
-def test_rewritten_arguments_cannot_hang_or_corrupt(name: str) -> None:
+@pytest.mark.parametrize("width", [100_000, 300_000])
+def test_rewritten_arguments_cannot_hang_or_corrupt(width: int, name: str) -> None:
     """Another stream keeps writing an argument while launches read it; guard words stay as they are."""
-    rows, width = 64, 100_000
+    rows = 64
     k, block_k = V41
     logits = rows_of_requests(rows, width)
     lengths = integers(0, width + 1, rows, seed=1)
@@ -385,7 +406,7 @@ def test_rewritten_arguments_cannot_hang_or_corrupt(name: str) -> None:
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_small_rows_of_both_ops(dtype: torch.dtype) -> None:
-    for width in (9, 515, 4099):
+    for width in (9, 515, 4099, ONE + 3):
         for shift in (0, 1):
             logits = place(rows_of_requests(5, width).to(dtype), pad=3 * shift, shift=shift)
             lengths = integers(width // 2, width + 3, 5, seed=1)

@@ -134,14 +134,17 @@ struct SliceParams {
   bool ends;              // whether this slice ends the rows
 };
 
-// The parameters of a launch of the blocks kernel. The kernel chooses blocks of each row, or is given them,
-// and selects in them.
+// The parameters of a launch of a blocks kernel. The kernel chooses blocks of each row, or is given them, and
+// selects in them; or it writes values of blocks, from which a launch of TopkParams chooses.
 struct BlocksParams {
   TopkParams topk;        // scores, lengths, and where positions go; without options and state
   const int32_t* given;   // [rows, block_k] blocks to select in, or null: the kernel chooses them
   int32_t* chosen;        // [rows, >= block_k] or null: where the chosen blocks go
   int64_t blocks_stride;  // elements between rows of `given` or `chosen`
   int32_t block_k;
+  float* values;           // [rows, values_stride] or null: the greatest score of each block
+  int64_t values_stride;   // as many values as a row has blocks, or more
+  int32_t* value_lengths;  // [rows] beside `values`: values of each row that there is to choose from
 };
 
 // A parameter of the sampler: one number for each row or slot, or one for all.

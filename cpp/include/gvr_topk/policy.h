@@ -488,9 +488,10 @@ constexpr int64_t kBlockSize = 8;
 // Most blocks of a row that are chosen, or selected in: a CTA holds all of their scores in registers.
 constexpr int64_t kMaxChosenBlocks = 2048;
 static_assert(kMaxChosenBlocks * kBlockSize == int64_t{kClusterThreads} * kWideValuesPerThread);
-// Widest buffer in which blocks are chosen: a CTA holds the keys of all blocks in registers.
-constexpr int64_t kMaxBlocksWidth = 262144;
-static_assert(kMaxBlocksWidth == kMaxSmallRowWidth * kBlockSize);
+// Widest buffer in which one launch chooses blocks: a CTA holds the keys of all blocks in registers. For a
+// wider one, three launches and a workspace of one value for each block take its place.
+constexpr int64_t kOneLaunchBlocksWidth = 262144;
+static_assert(kOneLaunchBlocksWidth == kMaxSmallRowWidth * kBlockSize);
 
 // Whether the k largest scores of every row lie in its `block_k` chosen blocks. The newest block is always
 // chosen. Each other chosen block has a score that ranks before all scores of the blocks that are not chosen:

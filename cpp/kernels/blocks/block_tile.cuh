@@ -1,4 +1,4 @@
-// Sizes of the kernel of blocks and its shared memory, and what one thread holds in registers: the largest
+// Sizes of the kernels of blocks and their shared memory, and what one thread holds in registers: the largest
 // scores of blocks, and the scores of candidate blocks.
 #pragma once
 
@@ -24,6 +24,13 @@ template <typename T>
 constexpr int kVecsOfBlock = kBlockScores / kPerVec<T>;
 
 constexpr int kNoBlock = -1;
+
+// The launch flags that the kernels of blocks obey.
+constexpr uint32_t kFlags =
+    LaunchTraits::kAligned | LaunchTraits::kDraftRows | LaunchTraits::kRowLengths | LaunchTraits::kCompressed;
+
+// Returns how many blocks a row of `n` scores has; the newest of them may be shorter than the others.
+GVR_DEVICE int blocks_of(int n) { return (n + kBlockScores - 1) / kBlockScores; }
 
 struct alignas(128) BlocksShared {
   Shared shared;

@@ -26,13 +26,6 @@
 
 namespace gvr_topk::blocks {
 
-// The launch flags that this kernel obeys.
-constexpr uint32_t kFlags =
-    LaunchTraits::kAligned | LaunchTraits::kDraftRows | LaunchTraits::kRowLengths | LaunchTraits::kCompressed;
-
-// Returns how many blocks a row of `n` scores has; the newest of them may be shorter than the others.
-GVR_DEVICE int blocks_of(int n) { return (n + kBlockScores - 1) / kBlockScores; }
-
 // Clears the shared memory from which a selection starts. A block barrier precedes this, and another follows.
 GVR_DEVICE void prepare_selection(BlocksShared& own, int thread) {
   own.bins.clear(thread);
