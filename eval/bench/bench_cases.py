@@ -62,10 +62,10 @@ V4_K = (512, 1024)
 """DeepSeek-V4 scores one entry for every four tokens, and keeps 512 (Flash) or 1,024 (Pro) of them."""
 V4_BATCHES = (1, 8, 64)
 
-V41_LENGTHS = (16384, 65536, 131072, 262144)
+V41_LENGTHS = (16384, 65536, 131072, 262144, 524288, 1048576)
 V41_BATCHES = (1, 8, 64)
 V41_K = 512
-"""DeepSeek-V4.1's indexer of two levels, up to a context of 1M tokens, four to a score."""
+"""DeepSeek-V4.1's indexer of two levels: up to a context of 1M tokens, four to a score, and of 4M."""
 
 OCTAVES = 3.0
 """The scale of a row of kind ``scale`` is 2 to the power of a uniform number within this distance of 0."""
