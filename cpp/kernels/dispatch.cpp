@@ -22,6 +22,7 @@ GVR_TOPK_DECLARE_LAUNCH(prefill, PrefillParams, PrefillPlan)
 GVR_TOPK_DECLARE_LAUNCH(prefill_short, PrefillParams, PrefillPlan)
 GVR_TOPK_DECLARE_LAUNCH(prefill_slice, SliceParams, SlicePlan)
 GVR_TOPK_DECLARE_LAUNCH(sampling, SampleParams, SamplePlan)
+GVR_TOPK_DECLARE_LAUNCH(sampling_stream, SampleParams, SamplePlan)
 GVR_TOPK_DECLARE_LAUNCH(topk_logprobs, TopkLogprobsParams, SamplePlan)
 #undef GVR_TOPK_DECLARE_LAUNCH
 
@@ -115,8 +116,13 @@ cudaError_t launch_blocks(const BlocksParams& params, bool pdl, cudaStream_t str
 
 cudaError_t launch_sample(const SampleParams& params, const SamplePlan& plan, bool pdl, cudaStream_t stream) {
   const LaunchTarget target{stream, pdl, nullptr};
-  return for_dtype(params.dtype,
-                   [&](auto type) { return sampling::launch<decltype(type)>(params, plan, target); });
+  return for_dtype(params.dtype, [&](auto type) {
+    using T = decltype(type);
+    if (plan.streamed_ctas == 0) return sampling::launch<T>(params, plan, target);
+    const cudaError_t status = sampling_stream::launch<T>(params, plan, target);
+    // The launch behind it may start while it ends.
+    return status != cudaSuccess ? status : sampling::launch<T>(params, plan, {stream, true, nullptr});
+  });
 }
 
 cudaError_t launch_limits(const LimitsParams& params, cudaStream_t stream) {

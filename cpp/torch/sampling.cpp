@@ -4,6 +4,7 @@
 
 #include "call.h"
 #include "gvr_topk/launch.h"
+#include "gvr_topk/sampling_arithmetic.h"
 
 namespace gvr_topk {
 namespace {
@@ -38,6 +39,17 @@ int64_t parameters_of(const SampleArguments& a) {
   return kAny;
 }
 
+// Whether the kernel that streams rows can take some of them, as far as the host knows.
+bool may_stream(const SampleParams& p, int32_t element_bytes) {
+  const int64_t stride = p.logits_stride * element_bytes;
+  const bool aligned = reinterpret_cast<uintptr_t>(p.logits) % 16 == 0 && stride % 16 == 0;
+  const bool counts_all = p.order == FilterOrder::kJoint || (p.raw_logprobs && p.logprobs != nullptr);
+  const bool small_k = p.top_k.each != nullptr || (p.top_k.all > 0 && p.top_k.all <= kMaxStreamedK);
+  const bool greedy = p.temperature.each != nullptr || sampling::is_greedy(p.temperature.all);
+  const bool near = p.min_p.each != nullptr || p.min_p.all > 0.0f;
+  return aligned && !counts_all && p.allow == nullptr && (small_k || greedy || near);
+}
+
 void check_sample(const SampleArguments& a) {
   check_rows(a.logits);
   check_tokens("out", a.out, a.logits);
@@ -59,7 +71,7 @@ void sample(const SampleArguments& a) {
   p.vocabulary = static_cast<int32_t>(std::min<int64_t>(a.logits.size(1), INT32_MAX));
   p.dtype = dtype_of(a.logits);
   const int32_t element_bytes = p.dtype == Dtype::kFloat32 ? 4 : 2;
-  const SamplePlan plan =
+  SamplePlan plan =
       make_sample_plan(p.rows, a.logits.size(1), element_bytes, target.context.sm_count, target.arch);
   check(plan.vectors_per_warp > 0, "logits: wanted rows of at most ", max_sample_bytes(target.arch),
         " bytes, got ", a.logits.size(1) * element_bytes);
@@ -100,6 +112,16 @@ void sample(const SampleArguments& a) {
   p.limits = pointer<SampleLimits>(a.limits);
   p.flags = pointer<int32_t>(a.flags);
   if (p.rows == 0) return;
+  std::optional<GivenTensor> pending;
+  if (may_stream(p, element_bytes)) {
+    plan.streamed_ctas = streamed_sample_ctas(p.rows, p.vocabulary, target.context.sm_count);
+  }
+  if (plan.streamed_ctas > 0) {
+    pending = a.logits.workspace(p.rows);
+    p.pending = static_cast<int32_t*>(pending->data_ptr());
+    p.one_kind = p.temperature.each == nullptr && p.top_k.each == nullptr && p.top_p.each == nullptr &&
+                 p.min_p.each == nullptr && p.row_slot == nullptr;
+  }
   const cudaError_t status = launch_sample(p, plan, (a.options & kFlagPdl) != 0, target.stream);
   require(status == cudaSuccess, "gvr_topk: launch of ", plan.ctas, " CTAs per row on ",
           target.context.sm_count, " SMs failed: ", cudaGetErrorString(status));

@@ -25,6 +25,7 @@ BELOW = {
     "blocks": {"ptx", "core", "cluster", "small_row"},
     "sampling": {"ptx", "core"},
     "sampling_limits": {"ptx", "core"},
+    "sampling_stream": {"ptx", "core", "sampling"},
     "topk_logprobs": {"ptx", "core", "sampling"},
 }
 """Folders that the files of a folder may include, beside its own."""

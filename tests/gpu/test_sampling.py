@@ -98,6 +98,34 @@ def test_all_kinds_of_rows_in_one_call(width: int, dtype: torch.dtype, seed: int
 
 
 @pytest.mark.sanitizer
+@pytest.mark.parametrize("groups", [4, 13])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"top_k": 50},
+        {"top_k": 128, "top_p": 0.9, "noise": "murmur"},
+        {"temperature": 0.0},
+        {"top_k": 1},
+        {"min_p": 0.05, "top_p": 0.9},
+        {"top_k": 20, "top_p": 0.8, "min_p": 0.02, "order": "hf"},
+        {"top_k": 40, "temperature": 0.7, "order": "temperature_last"},
+        {},
+    ],
+    ids=str,
+)
+def test_many_rows(setting: dict[str, Any], dtype: torch.dtype, groups: int) -> None:
+    """Many rows are streamed by a kernel of their own, and those that it cannot finish follow."""
+    draw = torch.Generator().manual_seed(groups)
+    logits = torch.cat([hard_rows(8_200, draw) for _ in range(groups)]).to(dtype)
+    numbers = torch.arange(len(logits))
+    parameters = (
+        {"seeds": numbers, "positions": 7 * numbers, **setting} if setting else drawn(len(logits), draw)
+    )
+    assert differences(logits, **parameters, logprob_mode="processed") == {}
+
+
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("rows", [1, 2, 33, 300])
 def test_the_number_of_rows_does_not_matter(rows: int) -> None:
     draw = torch.Generator().manual_seed(rows)

@@ -522,7 +522,17 @@ struct SamplePlan {
   int32_t ctas = 1;              // of each row
   int32_t vectors_per_warp = 0;  // 0: the row fits no cluster
   int32_t shared_bytes = 0;
+  int32_t streamed_ctas = 0;  // of each row in a launch ahead that streams rows of few candidates; 0: none
 };
+
+// Rows with top-k up to this may be streamed.
+constexpr int32_t kMaxStreamedK = 128;
+// Many rows are read once and not held, each by a CTA or a few.
+constexpr int32_t streamed_sample_ctas(int64_t rows, int64_t vocabulary, int32_t sm_count) {
+  constexpr int64_t kLeastVocabulary = 8192;
+  if (vocabulary < kLeastVocabulary || 3 * rows < sm_count) return 0;
+  return rows <= sm_count ? 2 : 1;
+}
 
 constexpr SamplePlan make_sample_plan(int64_t rows, int64_t vocabulary, int32_t element_bytes,
                                       int32_t sm_count, int32_t arch) {

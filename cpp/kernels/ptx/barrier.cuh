@@ -15,6 +15,23 @@ GVR_DEVICE uint32_t cluster_rank() {
   return r;
 }
 
+// How many CTAs a cluster has, this cluster's number, and how many there are.
+GVR_DEVICE uint32_t cluster_size() {
+  uint32_t r;
+  asm volatile("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(r));
+  return r;
+}
+GVR_DEVICE uint32_t cluster_number() {
+  uint32_t r;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(r));
+  return r;
+}
+GVR_DEVICE uint32_t cluster_count() {
+  uint32_t r;
+  asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(r));
+  return r;
+}
+
 // Arrive and wait are separate so that work can stand between them. Both need converged warps. Behind a loop
 // or a branch that keeps lanes apart, `reconverge` is called first, because ptxas may drop a plain
 // __syncwarp.
@@ -68,6 +85,11 @@ GVR_DEVICE void barrier_init(uint32_t address, uint32_t arrivals) {
   GVR_CHAOS_POINT();
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Ends the use of a transaction barrier, whose place may then be initialized again.
+GVR_DEVICE void barrier_invalidate(uint32_t address) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(address) : "memory");
 }
 
 // Arrives at the transaction barrier of any CTA of the cluster, and makes it expect `bytes` more bytes. The

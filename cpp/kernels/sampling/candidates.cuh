@@ -65,7 +65,7 @@ struct CandidateSink {
   GVR_DEVICE explicit CandidateSink(const Team& team_)
       : team(team_),
         address(ptx::map_to_rank(ptx::shared_address(team.smem->candidates), 0)),
-        barrier(team.address_of(team.smem->candidates_barrier, 0)) {}
+        barrier(team.address_of(team.smem->barriers[kCandidatesBarrier], 0)) {}
 
   // `at` follows from counts that all CTAs have got; it is clamped all the same.
   GVR_DEVICE void put(uint32_t at, uint64_t candidate) const {
@@ -121,11 +121,11 @@ GVR_DEVICE void wait_for_candidates(const Team& team, const Survey& survey) {
     return;
   }
   if (team.thread == 0) {
-    ptx::barrier_expect_tx(team.address_of(team.smem->candidates_barrier, 0),
+    ptx::barrier_expect_tx(team.address_of(team.smem->barriers[kCandidatesBarrier], 0),
                            static_cast<uint32_t>(survey.count) * sizeof(uint64_t));
   }
   ptx::reconverge(team.zero);
-  ptx::barrier_wait(ptx::shared_address(&team.smem->candidates_barrier), 0);
+  ptx::barrier_wait(ptx::shared_address(&team.smem->barriers[kCandidatesBarrier]), 0);
   ptx::reconverge(team.zero);
 }
 

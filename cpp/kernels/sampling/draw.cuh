@@ -186,9 +186,22 @@ GVR_DEVICE KeptSet set_through(Team& team, const RowShare<T>& part, float least,
   return set;
 }
 
-// Takes to `word` of the CTA's memory the least of the keys that fewer than `share` of the first `count` ones
-// in `maxima` exceed. `own` is one of them. Block barriers stand before and after.
-GVR_DEVICE void find_reached(const Team& team, int count, uint32_t own, int share) {
+constexpr int kGroups = kThreads / 4;  // of neighbouring threads
+
+// Puts this thread's key to `maxima`, or the greatest of its group's, and returns it.
+GVR_DEVICE uint32_t put_maximum(const Team& team, uint32_t key, bool by_group) {
+  if (by_group) {
+    key = max(key, __shfl_xor_sync(0xffffffffu, key, 1));
+    key = max(key, __shfl_xor_sync(0xffffffffu, key, 2));
+  }
+  team.smem->maxima[by_group ? team.thread / 4 : team.thread] = key;
+  return key;
+}
+
+// Takes to `word` of the CTA's memory the least of the keys that fewer than `share` of those in `maxima`
+// exceed. `own` is one of them. Block barriers stand before and after.
+GVR_DEVICE void find_reached(const Team& team, bool by_group, uint32_t own, int share) {
+  const int count = by_group ? kGroups : kThreads;
   int greater = 0;
 #pragma unroll 4
   for (int i = 0; i < count; i += 4) {

@@ -1,4 +1,6 @@
 // Launches the sampler, for every dtype.
+#include <algorithm>
+
 #include "core/launch.cuh"
 #include "sampling/kernel.cuh"
 
@@ -6,9 +8,13 @@ namespace gvr_topk::sampling {
 
 template <typename T>
 cudaError_t launch(const SampleParams& params, const SamplePlan& plan, const LaunchTarget& target) {
-  const LaunchConfig config(dim3(params.rows * plan.ctas), dim3(kThreads), plan.shared_bytes, plan.ctas,
-                            target);
-  return launch_kernel<sample_rows<T>>(config, params);
+  const auto config = [&](int teams) {
+    return LaunchConfig(dim3(teams * plan.ctas), dim3(kThreads), plan.shared_bytes, plan.ctas, target);
+  };
+  if (params.pending == nullptr || !params.one_kind)
+    return launch_kernel<sample_rows<T>>(config(params.rows), params);
+  constexpr int kMostTeams = 48;
+  return launch_kernel<sample_pending_rows<T>>(config(std::min(params.rows, kMostTeams)), params);
 }
 
 GVR_TOPK_LAUNCH_EVERY_DTYPE(const SampleParams&, const SamplePlan&, const LaunchTarget&);

@@ -38,10 +38,10 @@ static_assert(sampling::kMaxCandidates == kMaxRankedTokens);
 
 // A key that `share` threads of this CTA reach with their largest values, whose keys they give.
 GVR_DEVICE uint32_t reached_by(const Team& team, uint32_t own, int share) {
-  team.smem->maxima[team.thread] = own;
+  sampling::put_maximum(team, own, false);
   if (team.thread == 0) team.smem->word = kMaxKey;
   __syncthreads();
-  sampling::find_reached(team, kThreads, own, share);
+  sampling::find_reached(team, false, own, share);
   __syncthreads();
   return team.smem->word;
 }
@@ -203,14 +203,9 @@ GVR_DEVICE void report(const Team& team, const Results& results, const RowSummar
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 3) rank_rows(const __grid_constant__ TopkLogprobsParams p) {
-  Team team{};
-  team.zero = ptx::unknown_zero();
-  team.smem = reinterpret_cast<SampleShared*>(storage + team.zero);
-  team.ctas = static_cast<int>(gridDim.x) / p.row.rows;
-  team.rank = static_cast<int>(blockIdx.x) % team.ctas;
-  team.thread = threadIdx.x, team.warp = threadIdx.x >> 5, team.lane = threadIdx.x & 31;
+  Team team = Team::here();
   SampleShared& smem = *team.smem;
-  const int row = static_cast<int>(blockIdx.x) / team.ctas, vocabulary = p.row.vocabulary;
+  const int row = static_cast<int>(ptx::cluster_number()), vocabulary = p.row.vocabulary;
   ptx::grid_take_over();
 
   const T* const scores = static_cast<const T*>(p.row.logits) + row * p.row.logits_stride;

@@ -1,0 +1,245 @@
+// Samples rows of which few tokens can be chosen: greedy rows, and those with a small top-k or min-p. Such a
+// row streams once through shared memory and is not held, so that many rows keep the memory busy.
+//
+// Grid: one CTA for each row, or a cluster of two, of 256 threads each.
+//
+// Phases:
+// - guess: the largest of some thousand scattered elements say which value more tokens reach than are needed,
+//   and few others;
+// - list: each warp streams its part of the row and keeps the tokens from that value on, in ascending order;
+// - draw: the first CTA gets the tokens of all, sorts them and draws (sampling/row.cuh).
+//
+// Rows of other kinds, and rows whose list does not hold what the filters keep, are left to the kernel that
+// holds rows (sampling/kernel.cuh), which follows: `pending` says which. So nothing here has to succeed.
+#pragma once
+
+#include "core/chunked_store.cuh"
+#include "core/part_stream.cuh"
+#include "ptx/barrier.cuh"
+#include "sampling/row.cuh"
+
+namespace gvr_topk::sampling_stream {
+
+using sampling::kMaxCandidates;
+using sampling::kThreads;
+using sampling::kWarps;
+using sampling::Record;
+using sampling::Row;
+using sampling::RowParameters;
+using sampling::SampleShared;
+using sampling::Team;
+
+template <typename T>
+using Stream = PartStream<T, kWarps, 16 / sizeof(T)>;
+constexpr int kRingBytes = kWarps * Stream<float>::Ring::kBytes;
+static_assert(kRingBytes >= kSampleLeastPart);  // Candidates are sorted where the rings were.
+constexpr int kListChunks = 64;
+// Tokens for which there is room at least, also where min-p alone says how many are kept.
+constexpr int kLikelyKept = 32;
+
+// The tokens that a CTA lists, as `ranked` numbers. The rings follow SampleShared, and this follows them.
+struct ListShared {
+  uint64_t items[kListChunks * kChunk];
+  uint8_t chunks[kWarps][kListChunks];
+  uint32_t chunks_used;
+};
+using TokenList = ChunkedStore<uint64_t, kWarps>;
+constexpr int kSharedBytes = kSampleFixedBytes + kRingBytes + static_cast<int>(sizeof(ListShared));
+
+// A sample of a row: one vector in 32 or more, at hashed positions, four neighbouring ones for each four
+// threads. Every CTA reads the same ones.
+template <typename T>
+struct VectorSample {
+  static constexpr int kMost = 8;
+  int vectors, each;  // of the row, and of a thread
+  uint4 vec[kMost];
+
+  // Starts the loads.
+  GVR_DEVICE VectorSample(const T* row, int vocabulary)
+      : vectors(vocabulary / kPerVec<T>), each(min((vectors + 32 * kThreads - 1) / (32 * kThreads), kMost)) {
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      vec[i] = negative_infinity_vec<T>();
+      const uint32_t hash = sampling::hash32(0, (i * kThreads + threadIdx.x) / 4);
+      const uint32_t at = __umulhi(hash, vectors / 4) * 4 + threadIdx.x % 4;
+      if (i < each) vec[i] = ptx::load_streaming(row + at * kPerVec<T>);
+    }
+  }
+
+  // The key of the largest of this thread's elements; that of -inf if they are NaN.
+  GVR_DEVICE uint32_t greatest() const {
+    float most = -INFINITY;
+#pragma unroll
+    for (const uint4& each_vec : vec) {
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e) most = fmaxf(most, element<T>(each_vec, e));
+    }
+    return order_key(most);
+  }
+
+  // How many threads are to reach a value that more than k tokens reach, and not many more.
+  GVR_DEVICE int share_of(int k) const {
+    const int tokens = k + k / 4 + 250;
+    return min(max(tokens * each * kThreads / vectors, 2), kThreads / 2);
+  }
+};
+
+// Whether few tokens are likely to be kept of a row. `one`: the best one is kept.
+template <typename T>
+GVR_DEVICE bool is_streamed(const sampling::Filters<T>& filters, bool one) {
+  const RowParameters& own = filters.own();
+  if (own.skipped) return false;
+  return one ||
+         (!filters.counts_all() && (filters.has_top_k() ? own.top_k <= kMaxStreamedK : own.min_p > 0.0f));
+}
+
+// Whether a list of the tokens from the key `least` on surely holds what the filters keep.
+template <typename T>
+GVR_DEVICE bool holds(const sampling::Filters<T>& filters, const sampling::Survey& survey, uint32_t least) {
+  return filters.hold(survey, least) && (filters.has_top_k() || filters.by_min_p().key >= least);
+}
+
+// What the warps of a row have listed.
+struct Listed {
+  uint64_t before = 0, count = 0;  // tokens before this warp's, and all
+  uint64_t best = 0;               // the one that ranks first
+  bool whole = true;               // whether every list is complete, and no element is NaN
+};
+
+// Adds up what each warp says of its list.
+GVR_DEVICE Listed add_lists(Team& team, int count, bool whole, uint64_t best) {
+  SampleShared& smem = *team.smem;
+  best = sampling::warp_max(best);
+  whole = __all_sync(0xffffffffu, whole);
+  if (team.lane == 0) {
+    smem.warp_record[team.warp] = Record{{static_cast<uint64_t>(count), whole ? 0u : 1u, best, 0}};
+  }
+  ptx::reconverge(team.zero);
+  __syncthreads();
+  Listed listed;
+  Record mine{};
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const Record& of = smem.warp_record[w];
+    if (w < team.warp) listed.before += of.word[0];
+    mine.word[0] += of.word[0], mine.word[1] |= of.word[1], mine.word[2] = max(mine.word[2], of.word[2]);
+  }
+  const Record* const theirs = team.exchange(mine);
+  for (int rank = 0; rank < team.ctas; ++rank) {
+    const Record& of = theirs[rank];
+    if (rank < team.rank) listed.before += of.word[0];
+    listed.count += of.word[0], listed.whole &= of.word[1] == 0, listed.best = max(listed.best, of.word[2]);
+  }
+  return listed;
+}
+
+// Reports the best token of a row, from its candidates.
+GVR_DEVICE void take_best(const Team& team, const Row& row, uint64_t best, int count) {
+  sampling::report_one(team, row, sampling::token_of(best), 0, [&](const sampling::Found&) {
+    int equal = 0;
+    for (int i = team.thread; i - team.thread < count; i += kThreads) {
+      const bool has = i < count && sampling::key_of(team.smem->candidates[i]) == sampling::key_of(best);
+      equal += __syncthreads_count(has);
+    }
+    if (row.writer) row.p.ranks[row.number] = equal;
+  });
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant__ SampleParams p) {
+  Team team = Team::here();
+  SampleShared& smem = *team.smem;
+  unsigned char* const rings = sampling::storage + kSampleFixedBytes + team.zero;
+  ListShared& lists = *reinterpret_cast<ListShared*>(rings + kRingBytes);
+  const int number = static_cast<int>(ptx::cluster_number());
+  const bool writer = team.rank == 0 && team.thread == 0;
+  ptx::grid_take_over();
+
+  const RowView<T> row{static_cast<const T*>(p.logits) + number * p.logits_stride, p.vocabulary, true};
+  const Stream<T> stream(row, rings, team.warp, team.lane, team.rank, __ffs(team.ctas) - 1);
+  const VectorSample<T> sample(row.data, p.vocabulary);  // Behind a full ring its loads would wait.
+  if (p.one_kind) stream.start();
+  if (team.thread == 0) {
+    smem.read = sampling::read_parameters(p, number);
+    smem.word = kMaxKey;
+    lists.chunks_used = kWarps * TokenList::initial_chunks(kListChunks);
+    team.init_barriers();
+  }
+  ptx::reconverge(team.zero);
+  if (team.ctas > 1) ptx::cluster_arrive();
+  __syncthreads();
+  if (team.ctas > 1) ptx::cluster_wait();
+  // Each CTA has to go the same way, so all of them take the parameters that the first one has read.
+  team.exchange(Record{}, sizeof(RowParameters),
+                [&](int rank, uint32_t completes) { sampling::send_parameters(team, rank, completes); });
+
+  // Guess.
+  const auto row_with = [&](float max) {
+    return Row{p, sampling::parameters_of(team), number, max, 0, writer};
+  };
+  const sampling::RowShare<T> unheld(p, team);
+  const Row unread = row_with(0.0f);
+  const bool one = sampling::is_greedy(unread.own.temperature) || unread.own.top_k == 1;
+  if (!is_streamed(sampling::Filters<T>{team, unheld, unread, kPosInfKey, 0, 0}, one)) {
+    ptx::wait_copies<0>();
+    if (writer) p.pending[number] = 1;
+    return;
+  }
+  if (!p.one_kind) stream.start();
+  const int share = sample.share_of(one ? 1 : max(unread.own.top_k, kLikelyKept));
+  constexpr int kMostOfGroups = sampling::kGroups / 5;
+  const bool by_group = share <= kMostOfGroups;
+  const uint32_t own = sampling::put_maximum(team, sample.greatest(), by_group);
+  ptx::reconverge(team.zero);
+  __syncthreads();
+  sampling::find_reached(team, by_group, own, share);
+  __syncthreads();
+  const uint32_t least = min(max(smem.word, kLeastFiniteKey), kPosInfKey);
+
+  // List.
+  TokenList list(lists.items, lists.chunks[team.warp], kListChunks, team.warp);
+  list.claim_part(team.lane);
+  bool whole = true;
+  uint64_t best = 0;
+  const float level = key_to_float(least);
+  stream.for_each_tile([&](int step, uint32_t slot, uint32_t valid) {
+    const int first = stream.begin + step * kTileElements + team.lane * kValuesPerThread;
+    const uint32_t there = stream.ring.not_below(level, slot) & valid;
+    list.append(&lists.chunks_used, there, team.lane, [&](int index, int at) {
+      const float x = stream.ring.value(slot, index);
+      const uint64_t item = sampling::ranked(order_key(x), first + index);
+      whole &= !isnan(x);
+      best = max(best, item);
+      list.store[at] = item;
+    });
+  });
+  const Listed listed = add_lists(team, list.count, whole && !list.full, best);
+
+  const Row about = row_with(sampling::value_of(listed.best));
+  const sampling::Filters<T> filters{team, unheld, about, sampling::key_of(listed.best), 0, 0};
+  sampling::Survey survey{};
+  survey.count = listed.count;
+  const bool usual = listed.whole && listed.count > 0 && sampling::key_of(listed.best) < kPosInfKey;
+  const bool done = usual && (one ? listed.count <= kMaxCandidates : holds(filters, survey, least));
+  if (writer) p.pending[number] = !done;
+  if (!done) return;
+
+  // Draw.
+  const sampling::CandidateSink sink(team);
+  uint32_t place = static_cast<uint32_t>(listed.before) + team.lane;
+  ptx::reconverge(team.zero);
+  list.for_each(team.lane, 0, 0, [&](uint64_t item) {
+    if (item != 0) sink.put(place, item);
+    place += 32;
+  });
+  if (team.rank > 0) return;
+  sampling::wait_for_candidates(team, survey);
+  if (one) {
+    team.ctas = 1;
+    take_best(team, about, listed.best, static_cast<int>(listed.count));
+  } else {
+    sampling::sample_alone(team, about, filters, least, survey);
+  }
+}
+
+}  // namespace gvr_topk::sampling_stream
