@@ -52,7 +52,10 @@ SETTINGS: dict[str, Setting] = {
     "p = 0.9": {"top_p": 0.9},
     "temperature": {},
     "temperature, murmur": {"noise": "murmur"},
+    "mixed": {"temperature": (0.0, 1.0, 1.0, 1.0), "top_k": (0, 50, 0, 0), "top_p": (1.0, 1.0, 0.9, 1.0)}
+    | {"min_p": (0.0, 0.0, 0.0, 0.05)},
 }
+"""The arguments of a call. Several numbers are those of every so many rows, in turn."""
 
 
 Peer = Callable[[Tensor], Tensor]
@@ -114,6 +117,16 @@ def flashinfer(folder: Path | None, rows: int) -> dict[str, Peer]:
     }
 
 
+def for_rows(setting: Setting, rows: int) -> Setting:
+    """Put tensors, a number for each row, in place of several numbers."""
+
+    def tensor(numbers: tuple[float, ...]) -> Tensor:
+        kind = torch.int32 if type(numbers[0]) is int else torch.float32
+        return torch.tensor(numbers, dtype=kind, device="cuda").repeat(rows)[:rows]
+
+    return {name: tensor(each) if isinstance(each, tuple) else each for name, each in setting.items()}
+
+
 def cold_batches(make: Callable[[], Tensor]) -> list[Tensor]:
     """Batches that together are larger than the L2 cache."""
     first = make()
@@ -151,6 +164,9 @@ def wrong_tokens(logits: Tensor, tokens: Tensor, setting: Setting) -> int:
     """Count rows, of the first ones, whose token is not that of the CPU implementation."""
     part = logits[:CHECKED_ROWS].cpu()
     order = torch.arange(len(part))
+    setting = {
+        name: each[: len(part)].cpu() if isinstance(each, Tensor) else each for name, each in setting.items()
+    }
     return int((sample(part, seeds=order, positions=order, **setting) != tokens[: len(part)].cpu()).sum())
 
 
@@ -162,7 +178,7 @@ def outside(logits: Tensor, limits: Tensor, tokens: Tensor) -> int:
 
 def measure(rows: int, dtype: str, name: str, peers: Mapping[str, Mapping[str, Peer]]) -> dict[str, Any]:
     """Time one setting, and check it."""
-    setting, kind = SETTINGS[name], DTYPES[dtype]
+    setting, kind = for_rows(SETTINGS[name], rows), DTYPES[dtype]
     logits = batches(rows, kind, "peaked" in name)
     out = torch.empty(rows, dtype=torch.int64, device="cuda")
     limits = torch.empty(rows, 8, dtype=torch.int32, device="cuda")

@@ -300,7 +300,9 @@ __global__ void __launch_bounds__(kThreads, 2) sample_pending_rows(const __grid_
 #pragma unroll 1
   for (int begin = static_cast<int>(ptx::cluster_number()); begin < p.rows; begin += 32 * teams) {
     const int own = begin + team.lane * teams;
-    uint32_t left = __ballot_sync(0xffffffffu, own < p.rows && p.pending[own] != 0);
+    const bool waits = own < p.rows && p.pending[own] != 0;
+    ptx::reconverge(team.zero);
+    uint32_t left = __ballot_sync(0xffffffffu, waits);
 #pragma unroll 1
     for (; left != 0; left &= left - 1) {
       sample_row<T>(team, p, begin + (__ffs(static_cast<int>(left)) - 1) * teams);
