@@ -44,10 +44,12 @@ bool may_stream(const SampleParams& p, int32_t element_bytes) {
   const int64_t stride = p.logits_stride * element_bytes;
   const bool aligned = reinterpret_cast<uintptr_t>(p.logits) % 16 == 0 && stride % 16 == 0;
   const bool counts_all = p.order == FilterOrder::kJoint || (p.raw_logprobs && p.logprobs != nullptr);
-  const bool small_k = p.top_k.each != nullptr || (p.top_k.all > 0 && p.top_k.all <= kMaxStreamedK);
   const bool greedy = p.temperature.each != nullptr || sampling::is_greedy(p.temperature.all);
-  const bool near = p.min_p.each != nullptr || p.min_p.all > 0.0f;
-  return aligned && !counts_all && p.allow == nullptr && (small_k || greedy || near);
+  const bool unknown_k = p.top_k.each != nullptr, no_k = p.top_k.all <= 0 || p.top_k.all >= p.vocabulary;
+  const bool small_k = unknown_k || (!no_k && p.top_k.all <= kMaxStreamedK);
+  const bool whole_p = p.order == FilterOrder::kVllm || p.top_p.each != nullptr || !(p.top_p.all < 1.0f);
+  const bool near = (p.min_p.each != nullptr || p.min_p.all > 0.0f) && (unknown_k || no_k) && whole_p;
+  return aligned && !counts_all && p.allow == nullptr && (greedy || small_k || near);
 }
 
 void check_sample(const SampleArguments& a) {
@@ -114,7 +116,8 @@ void sample(const SampleArguments& a) {
   if (p.rows == 0) return;
   std::optional<GivenTensor> pending;
   if (may_stream(p, element_bytes)) {
-    plan.streamed_ctas = streamed_sample_ctas(p.rows, p.vocabulary, target.context.sm_count);
+    plan.streamed_ctas =
+        streamed_sample_ctas(p.rows, p.vocabulary, a.logits.size(1) * element_bytes, target.context.sm_count);
   }
   if (plan.streamed_ctas > 0) {
     pending = a.logits.workspace(p.rows);

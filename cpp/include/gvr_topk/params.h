@@ -204,7 +204,7 @@ struct SampleParams {
   SampleLimits* limits;  // [rows] or null
   int32_t* flags;        // [rows] or null: SampleFlags
   int32_t* pending;  // [rows] or null: whether the kernel that streams rows has left a row to the other one
-  bool one_kind;     // whether all rows are of a kind that is streamed, as far as the host can know
+  bool one_kind;     // whether all rows have the same parameters
 };
 
 // The parameters of a launch that applies limits. Masks are those of SampleParams.

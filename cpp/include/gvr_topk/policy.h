@@ -527,10 +527,13 @@ struct SamplePlan {
 
 // Rows with top-k up to this may be streamed.
 constexpr int32_t kMaxStreamedK = 128;
+// Bytes of the longest row that is streamed. In longer ones a sample of this size would say too little.
+constexpr int64_t kLongestStreamed = 1 << 20;
 // Many rows are read once and not held, each by a CTA or a few.
-constexpr int32_t streamed_sample_ctas(int64_t rows, int64_t vocabulary, int32_t sm_count) {
+constexpr int32_t streamed_sample_ctas(int64_t rows, int64_t vocabulary, int64_t row_bytes,
+                                       int32_t sm_count) {
   constexpr int64_t kLeastVocabulary = 8192;
-  if (vocabulary < kLeastVocabulary || 3 * rows < sm_count) return 0;
+  if (vocabulary < kLeastVocabulary || row_bytes > kLongestStreamed || 3 * rows < sm_count) return 0;
   return rows <= sm_count ? 2 : 1;
 }
 

@@ -213,6 +213,19 @@ GVR_DEVICE void find_reached(const Team& team, bool by_group, uint32_t own, int 
   if (team.lane == 0) atomicMin(&team.smem->word, reached);
 }
 
+// A key that the keys of `share` threads, or of so many groups, reach, and few others. Block barriers stand
+// before and within.
+GVR_DEVICE uint32_t reached_by(const Team& team, uint32_t key, bool by_group, int share) {
+  if (team.thread == 0) team.smem->word = kMaxKey;
+  ptx::reconverge(team.zero);
+  key = put_maximum(team, key, by_group);
+  ptx::reconverge(team.zero);
+  __syncthreads();
+  find_reached(team, by_group, key, share);
+  __syncthreads();
+  return team.smem->word;
+}
+
 // Calls visit(place, token, value) for the kept tokens that lie in this warp's part of the row, where `place`
 // tokens are before them.
 template <typename T, typename Visit>

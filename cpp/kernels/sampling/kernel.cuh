@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(kThreads, 3) sample_rows(const __grid_constant
   sample_row<T>(Team::here(), p, row);
 }
 
-// Samples pending rows where hardly any are: each of a few clusters takes every so many of them.
+// Samples pending rows where hardly any are expected: each of a few clusters takes every so many of them.
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 2) sample_pending_rows(const __grid_constant__ SampleParams p) {
   const Team team = Team::here();

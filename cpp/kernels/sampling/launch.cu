@@ -13,8 +13,8 @@ cudaError_t launch(const SampleParams& params, const SamplePlan& plan, const Lau
   };
   if (params.pending == nullptr || !params.one_kind)
     return launch_kernel<sample_rows<T>>(config(params.rows), params);
-  constexpr int kMostTeams = 48;
-  return launch_kernel<sample_pending_rows<T>>(config(std::min(params.rows, kMostTeams)), params);
+  constexpr int kMostCtas = 384;  // about as many as an H100 runs at once
+  return launch_kernel<sample_pending_rows<T>>(config(std::min(params.rows, kMostCtas / plan.ctas)), params);
 }
 
 GVR_TOPK_LAUNCH_EVERY_DTYPE(const SampleParams&, const SamplePlan&, const LaunchTarget&);

@@ -355,14 +355,9 @@ static __device__ __noinline__ ShortList shorten_list(Team team, int k, int coun
     own[i] = place < count ? listed[place] : 0;
     most = max(most, other < count ? listed[other] : 0);
   }
-  if (team.thread == 0) team.smem->word = kMaxKey;
   ptx::reconverge(team.zero);
   __syncthreads();  // All have been read: `maxima` lie where they were.
-  const uint32_t key = put_maximum(team, key_of(most), false);
-  __syncthreads();
-  find_reached(team, false, key, k);
-  __syncthreads();
-  const uint32_t least = team.smem->word;
+  const uint32_t least = reached_by(team, key_of(most), false, k);
   uint64_t kept = 0, all;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) kept += own[i] != 0 && key_of(own[i]) >= least;

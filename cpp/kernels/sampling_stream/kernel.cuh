@@ -46,17 +46,17 @@ struct ListShared {
 using TokenList = ChunkedStore<uint64_t, kWarps>;
 constexpr int kSharedBytes = kSampleFixedBytes + kRingBytes + static_cast<int>(sizeof(ListShared));
 
-// A sample of a row: one vector in 32 or more, at hashed positions, four neighbouring ones for each four
-// threads. Every CTA reads the same ones.
+// A sample of a row: one vector in 32 or a greater share, at hashed positions, four neighbouring ones for
+// each four threads. The positions are the same in every CTA.
 template <typename T>
 struct VectorSample {
-  static constexpr int kMost = 8;
-  int vectors, each;  // of the row, and of a thread
+  static constexpr int kMost = 8;  // of the longest row (kLongestStreamed)
+  int vectors, each;               // of the row, and of a thread
   uint4 vec[kMost];
 
   // Starts the loads.
   GVR_DEVICE VectorSample(const T* row, int vocabulary)
-      : vectors(vocabulary / kPerVec<T>), each(min((vectors + 32 * kThreads - 1) / (32 * kThreads), kMost)) {
+      : vectors(vocabulary / kPerVec<T>), each((vectors + 32 * kThreads - 1) / (32 * kThreads)) {
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
       vec[i] = negative_infinity_vec<T>();
@@ -79,7 +79,7 @@ struct VectorSample {
 
   // How many threads are to reach a value that more than k tokens reach, and not many more.
   GVR_DEVICE int share_of(int k) const {
-    const int tokens = k + k / 4 + 250;
+    const int tokens = k + k / 4 + 300;
     return min(max(tokens * each * kThreads / vectors, 2), kThreads / 2);
   }
 };
@@ -103,32 +103,35 @@ GVR_DEVICE bool holds(const sampling::Filters<T>& filters, const sampling::Surve
 struct Listed {
   uint64_t before = 0, count = 0;  // tokens before this warp's, and all
   uint64_t best = 0;               // the one that ranks first
-  bool whole = true;               // whether every list is complete, and no element is NaN
+  uint32_t least = 0;              // a key from which on all are listed
 };
 
-// Adds up what each warp says of its list.
-GVR_DEVICE Listed add_lists(Team& team, int count, bool whole, uint64_t best) {
+// Adds up what each warp says of its list, and each CTA of its guess: the row may have changed between them.
+// A list that is not complete counts as too long.
+GVR_DEVICE Listed add_lists(Team& team, int count, bool whole, uint64_t best, uint32_t least) {
   SampleShared& smem = *team.smem;
+  ptx::reconverge(team.zero);
   best = sampling::warp_max(best);
   whole = __all_sync(0xffffffffu, whole);
   if (team.lane == 0) {
-    smem.warp_record[team.warp] = Record{{static_cast<uint64_t>(count), whole ? 0u : 1u, best, 0}};
+    smem.warp_record[team.warp] = Record{{whole ? count : kMaxCandidates + 1u, best, 0, 0}};
   }
   ptx::reconverge(team.zero);
   __syncthreads();
   Listed listed;
-  Record mine{};
+  Record mine{{0, 0, least, 0}};
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
     const Record& of = smem.warp_record[w];
     if (w < team.warp) listed.before += of.word[0];
-    mine.word[0] += of.word[0], mine.word[1] |= of.word[1], mine.word[2] = max(mine.word[2], of.word[2]);
+    mine.word[0] += of.word[0], mine.word[1] = max(mine.word[1], of.word[1]);
   }
   const Record* const theirs = team.exchange(mine);
   for (int rank = 0; rank < team.ctas; ++rank) {
     const Record& of = theirs[rank];
     if (rank < team.rank) listed.before += of.word[0];
-    listed.count += of.word[0], listed.whole &= of.word[1] == 0, listed.best = max(listed.best, of.word[2]);
+    listed.count += of.word[0], listed.best = max(listed.best, of.word[1]);
+    listed.least = max(listed.least, static_cast<uint32_t>(of.word[2]));
   }
   return listed;
 }
@@ -161,7 +164,6 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   if (p.one_kind) stream.start();
   if (team.thread == 0) {
     smem.read = sampling::read_parameters(p, number);
-    smem.word = kMaxKey;
     lists.chunks_used = kWarps * TokenList::initial_chunks(kListChunks);
     team.init_barriers();
   }
@@ -180,21 +182,18 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   const sampling::RowShare<T> unheld(p, team);
   const Row unread = row_with(0.0f);
   const bool one = sampling::is_greedy(unread.own.temperature) || unread.own.top_k == 1;
-  if (!is_streamed(sampling::Filters<T>{team, unheld, unread, kPosInfKey, 0, 0}, one)) {
+  const sampling::Filters<T> expected{team, unheld, unread, kPosInfKey, 0, 0};
+  if (!is_streamed(expected, one)) {
     ptx::wait_copies<0>();
     if (writer) p.pending[number] = 1;
     return;
   }
   if (!p.one_kind) stream.start();
-  const int share = sample.share_of(one ? 1 : max(unread.own.top_k, kLikelyKept));
+  const int likely = expected.has_top_k() ? max(unread.own.top_k, kLikelyKept) : kLikelyKept;
+  const int share = sample.share_of(one ? 1 : likely);
   constexpr int kMostOfGroups = sampling::kGroups / 5;
-  const bool by_group = share <= kMostOfGroups;
-  const uint32_t own = sampling::put_maximum(team, sample.greatest(), by_group);
-  ptx::reconverge(team.zero);
-  __syncthreads();
-  sampling::find_reached(team, by_group, own, share);
-  __syncthreads();
-  const uint32_t least = min(max(smem.word, kLeastFiniteKey), kPosInfKey);
+  const uint32_t guess = sampling::reached_by(team, sample.greatest(), share <= kMostOfGroups, share);
+  const uint32_t least = min(max(guess, kLeastFiniteKey), kPosInfKey);
 
   // List.
   TokenList list(lists.items, lists.chunks[team.warp], kListChunks, team.warp);
@@ -213,32 +212,35 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
       list.store[at] = item;
     });
   });
-  const Listed listed = add_lists(team, list.count, whole && !list.full, best);
+  const Listed listed = add_lists(team, list.count, whole && !list.full, best, least);
 
   const Row about = row_with(sampling::value_of(listed.best));
   const sampling::Filters<T> filters{team, unheld, about, sampling::key_of(listed.best), 0, 0};
   sampling::Survey survey{};
   survey.count = listed.count;
-  const bool usual = listed.whole && listed.count > 0 && sampling::key_of(listed.best) < kPosInfKey;
-  const bool done = usual && (one ? listed.count <= kMaxCandidates : holds(filters, survey, least));
+  const bool holds_kept = one ? listed.count <= kMaxCandidates : holds(filters, survey, listed.least);
+  const bool done = holds_kept && listed.count > 0 && sampling::key_of(listed.best) < kPosInfKey;
   if (writer) p.pending[number] = !done;
   if (!done) return;
 
   // Draw.
-  const sampling::CandidateSink sink(team);
-  uint32_t place = static_cast<uint32_t>(listed.before) + team.lane;
+  const bool sends = !one || p.ranks != nullptr;
   ptx::reconverge(team.zero);
-  list.for_each(team.lane, 0, 0, [&](uint64_t item) {
-    if (item != 0) sink.put(place, item);
-    place += 32;
-  });
+  if (sends) {
+    const sampling::CandidateSink sink(team);
+    uint32_t place = static_cast<uint32_t>(listed.before) + team.lane;
+    list.for_each(team.lane, 0, 0, [&](uint64_t item) {
+      if (item != 0) sink.put(place, item);
+      place += 32;
+    });
+  }
   if (team.rank > 0) return;
-  sampling::wait_for_candidates(team, survey);
+  if (sends) sampling::wait_for_candidates(team, survey);
   if (one) {
     team.ctas = 1;
     take_best(team, about, listed.best, static_cast<int>(listed.count));
   } else {
-    sampling::sample_alone(team, about, filters, least, survey);
+    sampling::sample_alone(team, about, filters, listed.least, survey);
   }
 }
 

@@ -36,16 +36,6 @@ using sampling::WarpSums;
 constexpr int kNoToken = -1;
 static_assert(sampling::kMaxCandidates == kMaxRankedTokens);
 
-// A key that `share` threads of this CTA reach with their largest values, whose keys they give.
-GVR_DEVICE uint32_t reached_by(const Team& team, uint32_t own, int share) {
-  sampling::put_maximum(team, own, false);
-  if (team.thread == 0) team.smem->word = kMaxKey;
-  __syncthreads();
-  sampling::find_reached(team, false, own, share);
-  __syncthreads();
-  return team.smem->word;
-}
-
 // What all CTAs know of a row when it has been read.
 struct RowSummary {
   uint32_t best;   // key of the largest value
@@ -61,7 +51,7 @@ template <typename T>
 GVR_DEVICE RowSummary top_of(Team& team, const RowShare<T>& part, float most, int token, int n) {
   const uint32_t own = order_key(most);
   const int share = min((n + team.ctas - 1) / team.ctas, kThreads);
-  const uint32_t guess = reached_by(team, own, share);
+  const uint32_t guess = sampling::reached_by(team, own, false, share);
   ptx::reconverge(team.zero);
   const uint32_t best = __reduce_max_sync(0xffffffffu, own);
   if (team.lane == 0) team.smem->warp_record[team.warp].word[0] = best;
