@@ -134,6 +134,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     ),
     Configuration("sample-128256x4", 128_256, 4, k=300, row_slot=True, **_SAMPLE),
     Configuration("sample-50257x8", 50_257, 8, k=64, dtype="bf16", aligned=False, pdl=True, **_SAMPLE),
+    Configuration("sample-32768x48", 32_768, 48, k=64, row_slot=True, **_SAMPLE),
 )
 """Every kernel, dtype and optional argument; decode has what the last step left, as integrations do."""
 
@@ -171,7 +172,7 @@ def can_rewrite(configuration: Configuration, rewriting: str) -> bool:
     c = configuration
     if c.is_sample or rewriting == "parameters":
         return c.is_sample and (
-            rewriting in ("logits", "parameters") or (rewriting == "row_slot" and c.row_slot)
+            rewriting in ("logits", SCALED_LOGITS, "parameters") or (rewriting == "row_slot" and c.row_slot)
         )
     if c.is_prefill and rewriting in (STALE_STATES, "state"):
         return False
@@ -184,7 +185,8 @@ def can_rewrite(configuration: Configuration, rewriting: str) -> bool:
 def rewritten_configurations() -> list[Configuration]:
     """Every kernel with one row and two to a request, with and without statistics, half with a slot table.
 
-    Behind them prefill, without any table and with all of them, and the sampler, with and without slots.
+    Behind them prefill, without any table and with all of them, and the sampler, with and without slots, and
+    with as many rows as are streamed.
     """
     tables: dict[str, Any] = {"row_slot": True, "page_size": 64, "cache_slots": True, "offsets": True}
     prefill = [_REWRITTEN_PREFILL, replace(_REWRITTEN_PREFILL, name="prefill-slots", **tables)]
@@ -199,7 +201,12 @@ def rewritten_configurations() -> list[Configuration]:
         for base in _REWRITTEN
         for next_n in (1, 2)
         for stats in (False, True)
-    ] + [*prefill, _REWRITTEN_SAMPLE, replace(_REWRITTEN_SAMPLE, name="sample-slots", row_slot=True)]
+    ] + [
+        *prefill,
+        _REWRITTEN_SAMPLE,
+        replace(_REWRITTEN_SAMPLE, name="sample-slots", row_slot=True),
+        replace(_REWRITTEN_SAMPLE, name="sample-streamed", width=32_768, requests=48),
+    ]
 
 
 # ---------------------------------------------------------------- rows

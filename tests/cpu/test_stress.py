@@ -149,7 +149,7 @@ class TestContents:
         rewritten = {name for name in REWRITINGS if can_rewrite(PREFILL, name)}
         assert rewritten == {"row_slot", "seq_lens", "logits", SCALED_LOGITS}
         rewritten = {name for name in REWRITINGS if can_rewrite(SAMPLE, name)}
-        assert rewritten == {"row_slot", "logits", "parameters"}
+        assert rewritten == {"row_slot", "logits", "parameters", SCALED_LOGITS}
         assert not can_rewrite(replace(SAMPLE, row_slot=False), "row_slot")
 
 
@@ -303,7 +303,7 @@ class TestWorkload:
         [
             *((TINY, tensor) for tensor in REWRITINGS if tensor != "parameters"),
             *((PREFILL, tensor) for tensor in ("row_slot", "seq_lens", "logits", SCALED_LOGITS)),
-            *((SAMPLE, tensor) for tensor in ("row_slot", "logits", "parameters")),
+            *((SAMPLE, tensor) for tensor in ("row_slot", "logits", "parameters", SCALED_LOGITS)),
         ],
     )
     def test_rewritten_tensors_are_restored(self, configuration: Configuration, tensor: str) -> None:

@@ -98,7 +98,7 @@ def test_all_kinds_of_rows_in_one_call(width: int, dtype: torch.dtype, seed: int
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("groups", [4, 13])
+@pytest.mark.parametrize(("groups", "width"), [(4, 8_200), (13, 8_200), (4, 128_256)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "setting",
@@ -110,14 +110,16 @@ def test_all_kinds_of_rows_in_one_call(width: int, dtype: torch.dtype, seed: int
         {"min_p": 0.05, "top_p": 0.9},
         {"top_k": 20, "top_p": 0.8, "min_p": 0.02, "order": "hf"},
         {"top_k": 40, "temperature": 0.7, "order": "temperature_last"},
+        {"top_k": 128_256, "min_p": 0.3},
         {},
     ],
     ids=str,
 )
-def test_many_rows(setting: dict[str, Any], dtype: torch.dtype, groups: int) -> None:
+def test_many_rows(setting: dict[str, Any], dtype: torch.dtype, groups: int, width: int) -> None:
     """Many rows are streamed by a kernel of their own, and those that it cannot finish follow."""
     draw = torch.Generator().manual_seed(groups)
-    logits = torch.cat([hard_rows(8_200, draw) for _ in range(groups)]).to(dtype)
+    logits = torch.cat([hard_rows(width, draw) for _ in range(groups)]).to(dtype)
+    logits[::ROWS, : min(width, 19_200) : 64] += 20  # A warp lists most of the candidates.
     numbers = torch.arange(len(logits))
     parameters = (
         {"seeds": numbers, "positions": 7 * numbers, **setting} if setting else drawn(len(logits), draw)

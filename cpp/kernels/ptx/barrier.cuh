@@ -89,6 +89,7 @@ GVR_DEVICE void barrier_init(uint32_t address, uint32_t arrivals) {
 
 // Ends the use of a transaction barrier, whose place may then be initialized again.
 GVR_DEVICE void barrier_invalidate(uint32_t address) {
+  GVR_CHAOS_POINT();
   asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(address) : "memory");
 }
 
