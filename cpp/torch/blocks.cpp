@@ -34,17 +34,6 @@ void check_launch(cudaError_t status, const BlocksParams& params, const CallTarg
           target.context.sm_count, " SMs failed: ", cudaGetErrorString(status));
 }
 
-// Memory of a call, in words of 4 bytes, from torch's allocator. It may be given to later work of the current
-// stream as soon as the call has been enqueued there.
-GivenTensor make_workspace(int64_t words, int device) {
-  const int64_t stride = 1;
-  AtenTensorHandle made = nullptr;
-  const auto status = aoti_torch_empty_strided(1, &words, &stride, aoti_torch_dtype_int32(),
-                                               aoti_torch_device_type_cuda(), device, &made);
-  require(status == 0, "gvr_topk: cannot allocate ", 4 * words, " bytes for the values of blocks");
-  return GivenTensor(made);
-}
-
 // The launch that chooses the best blocks by their values, all but the last of a row's places. Each row of
 // values is a whole number of 16-byte vectors.
 TopkParams choice_of(const BlocksParams& p) {

@@ -89,6 +89,17 @@ struct CallTarget {
   }
 };
 
+// Memory of a call, in words of 4 bytes, from torch's allocator. It may be given to later work of the current
+// stream as soon as the call has been enqueued there.
+inline GivenTensor make_workspace(int64_t words, int device) {
+  const int64_t stride = 1;
+  AtenTensorHandle made = nullptr;
+  const auto status = aoti_torch_empty_strided(1, &words, &stride, aoti_torch_dtype_int32(),
+                                               aoti_torch_device_type_cuda(), device, &made);
+  require(status == 0, "gvr_topk: cannot allocate ", 4 * words, " bytes of device memory");
+  return GivenTensor(made);
+}
+
 // The plan with the largest clusters that the stream's context can run, up to the planned size. The call is
 // refused if its size is forced and cannot run, or if fewer CTAs cannot hold a row.
 inline Plan runnable_plan(const TopkParams& params, PlanInput input, const CallTarget& target) {

@@ -120,7 +120,7 @@ void sample(const SampleArguments& a) {
         streamed_sample_ctas(p.rows, p.vocabulary, a.logits.size(1) * element_bytes, target.context.sm_count);
   }
   if (plan.streamed_ctas > 0) {
-    pending = a.logits.workspace(p.rows);
+    pending = make_workspace(p.rows, device);
     p.pending = static_cast<int32_t*>(pending->data_ptr());
     p.one_kind = p.temperature.each == nullptr && p.top_k.each == nullptr && p.top_p.each == nullptr &&
                  p.min_p.each == nullptr && p.row_slot == nullptr;

@@ -1,7 +1,6 @@
 // The tensors of a call, as the checks and the launch read them.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
@@ -36,10 +35,6 @@ class Tensor {
   bool is_cuda() const { return is_cuda_; }
   bool is_cpu() const { return given_->is_cpu(); }
   int get_device() const { return device_; }
-  // New memory for so many integers of 32 bits on the same device, from torch's allocator.
-  GivenTensor workspace(int64_t numbers) const {
-    return torch::stable::new_empty(*given_, {numbers}, ScalarType::Int);
-  }
 
  private:
   const GivenTensor* given_;

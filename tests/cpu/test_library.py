@@ -26,7 +26,6 @@ RUNTIME_VERSION = re.compile(r"^(GLIBC|GLIBCXX|CXXABI|GCC)_[0-9.]+$")
 # so names, not prefixes; only the dtype and device numbers are families.
 TORCH = {
     "aoti_torch_abi_version",
-    "aoti_torch_aten_new_empty",
     "aoti_torch_delete_library_object",
     "aoti_torch_delete_tensor_object",
     "aoti_torch_empty_strided",
@@ -35,7 +34,6 @@ TORCH = {
     "aoti_torch_get_device_type",
     "aoti_torch_get_dim",
     "aoti_torch_get_dtype",
-    "aoti_torch_get_layout",
     "aoti_torch_get_sizes",
     "aoti_torch_get_strides",
     "aoti_torch_library_impl",
