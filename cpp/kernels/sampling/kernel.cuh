@@ -63,7 +63,9 @@ GVR_DEVICE RowTop top_of(Team& team, uint64_t best, bool nan, int share) {
   __syncthreads();
   Record mine{};
   mine.word[0] = best;
-  mine.word[1] = static_cast<uint64_t>(any_nan) << 32 | (share > 0 ? smem.word : 0);
+  // Only the threads that send read the guess: another CTA may write there once it has what they send.
+  const bool reads = share > 0 && team.thread < team.ctas;
+  mine.word[1] = static_cast<uint64_t>(any_nan) << 32 | (reads ? smem.word : 0);
   const Record* const theirs = team.exchange(mine, sizeof(RowParameters), [&](int rank, uint32_t completes) {
     send_parameters(team, rank, completes);
   });
@@ -304,8 +306,10 @@ __global__ void __launch_bounds__(kThreads, 2) sample_pending_rows(const __grid_
     ptx::reconverge(team.zero);
     uint32_t left = __ballot_sync(0xffffffffu, waits);
 #pragma unroll 1
-    for (; left != 0; left &= left - 1) {
+    while (left != 0) {
       sample_row<T>(team, p, begin + (__ffs(static_cast<int>(left)) - 1) * teams);
+      left &= left - 1;
+      if (left == 0 && begin + 32 * teams >= p.rows) return;
       team.sync();
       if (team.thread == 0) team.invalidate_barriers();
     }
