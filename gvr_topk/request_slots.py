@@ -40,9 +40,6 @@ PINNED_BUFFERS, PINNED_GROUPS = 16, 2
 """Pinned buffers of a group, and groups to begin with. A host that is fewer copies than a group ahead of the
 device allocates no more. An event for each copy would take the host longer than the copy."""
 
-FEW_SLOTS = 4
-"""New slots that are cleared one by one, which takes the host less time than to send their numbers."""
-
 
 class SlotsFullError(RuntimeError):
     """Every slot belongs to a request that was not released."""
@@ -360,11 +357,10 @@ class RequestSlots:
         A step of a slot's previous owner may still be queued, and its write-back would undo a clear that was
         enqueued before it.
         """
-        if len(slots) <= FEW_SLOTS:
-            for slot in slots:
-                self.words[:, slot].fill_(STATE_UNKNOWN)
-                if self.indices is not None:
-                    self.indices[:, slot].fill_(-1)
+        if len(slots) == 1:
+            self.words[:, slots[0]].fill_(STATE_UNKNOWN)
+            if self.indices is not None:
+                self.indices[:, slots[0]].fill_(-1)
             return
         # The rows of the step are copied behind this, unless they are these slots.
         self._write_rows(slots)
