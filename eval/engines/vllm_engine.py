@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from eval.common.machine import write_json
+from eval.engines import vllm_sampler
 from eval.engines.vllm_compare import Comparison, PrefillTimes, observe
 from eval.engines.vllm_model import V32, patch_loading
 from eval.engines.vllm_worker import EXTENSION, PREFILL_ROWS, merge_workers, observed
@@ -35,8 +36,8 @@ STOCK, OURS, COMPARE = "stock", "ours", "compare"
 MODES = (STOCK, OURS, COMPARE)
 EAGER, FULL = "eager", "full"
 GRAPHS = (EAGER, FULL)
-CASES, PREEMPTION, INVARIANCE = "cases", "preemption", "invariance"
-PARTS = {CASES: MODES, PREEMPTION: (COMPARE,), INVARIANCE: (STOCK, OURS)}
+CASES, PREEMPTION, INVARIANCE, SAMPLER = "cases", "preemption", "invariance", "sampler"
+PARTS = {CASES: MODES, PREEMPTION: (COMPARE,), INVARIANCE: (STOCK, OURS), SAMPLER: MODES}
 """Parts of a trial, and the modes in which each shows something."""
 
 BLOCK = 64
@@ -53,6 +54,18 @@ INVARIANCE_BATCHES = (1, 1, 2, 8, 32)
 
 INVARIANCE_LENGTH, INVARIANCE_STEPS = 6144, 12
 """Tokens of that prompt, and tokens that each request generates."""
+
+SAMPLER_VOCABULARY, SAMPLER_PROMPT = 128_256, 64
+"""Logits of a row, and tokens of a prompt, where the sampler is looked at."""
+
+SEEDED = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
+"""Parameters of requests whose answers are repeated, where they are sampled."""
+
+SAMPLER_CACHE = 4 << 30
+"""Bytes of the cache there, so that several engines may share a GPU while they compare."""
+
+STREAMS, STREAM_STEPS = 32, 64
+"""Requests, and their tokens, whose answers with and without drafts are compared."""
 
 FIRST_STEPS = 3
 """Tokens that every request has before a step counts as one of decode alone."""
@@ -85,6 +98,7 @@ class Specification:
     tensor_parallel: int = 1  # GPUs; with several, layers and comparison run in worker processes
     split_k: bool = True  # cuBLAS may split the sums of a product, which it does by the size of the batch
     shapes: str = V32  # whose shapes the model has
+    sampled: bool = False  # invariance: requests draw with a seed, by our sampler where the mode is ours
 
     @property
     def in_workers(self) -> bool:
@@ -98,7 +112,13 @@ class Specification:
         ranks = f"_tp{self.tensor_parallel}" if self.in_workers else ""
         products = "" if self.split_k else "_no_split_k"
         shapes = "" if self.shapes == V32 else f"_{self.shapes}"
+        shapes += "_sampled" if self.sampled else ""
         return f"{self.mode}_{self.graphs}_drafts{self.drafts}{part}{shapes}{ranks}{products}"
+
+    @property
+    def samples(self) -> bool:
+        """Whether our sampler is asked for, unless the mode is stock."""
+        return self.sampled or self.part == SAMPLER
 
     @property
     def sequences(self) -> list[int]:
@@ -145,6 +165,16 @@ def engine_arguments(spec: Specification) -> dict[str, Any]:
         }
     if spec.drafts:
         arguments["speculative_config"] = {"method": "mtp", "num_speculative_tokens": spec.drafts}
+        if spec.part == SAMPLER:  # the random weights of another layer would never draft what is drawn
+            arguments["speculative_config"] |= {
+                "method": "ngram",
+                "prompt_lookup_min": 1,
+                "prompt_lookup_max": 3,
+            }
+    if spec.part == SAMPLER:  # grammars want a tokenizer, and not that of DeepSeek-V3.2
+        arguments |= {"skip_tokenizer_init": False, "tokenizer_mode": "hf"}
+        arguments["structured_outputs_config"] = {"backend": "xgrammar"}
+        arguments["kv_cache_memory_bytes"] = SAMPLER_CACHE
     if spec.part == PREEMPTION:
         arguments |= {
             "max_model_len": PREEMPTION_LENGTH,
@@ -306,7 +336,7 @@ class Trial:
         self.spec = spec
         self._keep = keep
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        compares = spec.mode == COMPARE and not spec.in_workers
+        compares = spec.mode == COMPARE and not spec.in_workers and spec.part != SAMPLER
         self._comparison = Comparison(device, spec.prefill_rows) if compares else None
         timed = spec.part == CASES and spec.mode != COMPARE and device == "cuda"
         self._times = PrefillTimes() if timed else None
@@ -317,6 +347,10 @@ class Trial:
         if not spec.in_workers:
             observe(patches, self._comparison, self._times)
             patch_loading(patches)
+        self._draws: vllm_sampler.Comparison | vllm_sampler.Times | None = None
+        if spec.part == SAMPLER:
+            self._draws = vllm_sampler.Comparison() if spec.mode == COMPARE else vllm_sampler.Times()
+            self._draws.observe(patches)
         self._preemptions = Preemptions(patches) if spec.part == PREEMPTION else None
         self._vllm = importlib.import_module("vllm")
         begun = time.perf_counter()
@@ -342,6 +376,7 @@ class Trial:
             "vllm": self._vllm.__version__,
             "start_s": round(self._started, 1),
             **self._done,
+            "draws": self._draws.as_dict() if isinstance(self._draws, vllm_sampler.Comparison) else None,
             "preemptions": None if self._preemptions is None else self._preemptions.count,
             **seen,
         }
@@ -352,6 +387,12 @@ class Trial:
             self._attempt("preemption", self._preempt)
         elif self.spec.part == INVARIANCE:
             self._attempt("invariance", self._vary_batches)
+        elif self.spec.part == SAMPLER:
+            for batch, kind in itertools.product(self.spec.batches, vllm_sampler.KINDS):
+                if vllm_sampler.shows(kind, batch, compares=self.spec.mode == COMPARE):
+                    self._attempt(f"{batch} x {kind}", functools.partial(self._sample, batch, kind))
+            if self.spec.mode == OURS:
+                self._attempt("streams", self._stream)
         else:
             cases = itertools.product(self.spec.lengths, self.spec.batches)
             for seed, (length, batch) in enumerate(cases):
@@ -380,10 +421,20 @@ class Trial:
         except Exception as error:
             self._done["failures"].append(f"requests left behind: {type(error).__name__}")
 
-    def _parameters(self, tokens: Callable[[int], int]) -> Callable[[int], Any]:
-        return lambda number: self._vllm.SamplingParams(
-            temperature=0.0, max_tokens=tokens(number), ignore_eos=True, detokenize=False
-        )
+    def _parameters(
+        self, tokens: Callable[[int], int], settings: Sequence[dict[str, Any]] = ({"temperature": 0.0},)
+    ) -> Callable[[int], Any]:
+        grammars = importlib.import_module("vllm.sampling_params")
+
+        def make(number: int) -> Any:
+            given = dict(settings[number % len(settings)])
+            if regex := given.pop("regex", None):
+                given["structured_outputs"] = grammars.StructuredOutputsParams(regex=regex)
+            return self._vllm.SamplingParams(
+                **given, max_tokens=tokens(number), ignore_eos=True, detokenize=False
+            )
+
+        return make
 
     def _case(self, seed: int, length: int, batch: int) -> None:
         requests, label = prompts(batch, [length], seed), f"{length}x{batch}"
@@ -401,6 +452,33 @@ class Trial:
             case["profile"] = times.as_dict()
             if self._times is not None:
                 self._times.take()
+
+    def _sample(self, batch: int, kind: str) -> None:
+        """Run batches whose requests have parameters of a kind, as many as it takes to have all of them."""
+        settings = vllm_sampler.KINDS[kind]
+        batches = -(-len(settings) // batch)
+        for number in range(batches):
+            turned = settings[number * batch % len(settings) :] + settings[: number * batch % len(settings)]
+            case = {"batch": batch, "kind": kind, "number": number}
+            parameters = self._parameters(lambda n: self.spec.steps // batches, turned)
+            requests = prompts(batch, [SAMPLER_PROMPT], number)
+            case |= run_requests(self._engine, parameters, requests, f"{kind} {batch} {number}")
+            del case["answers"]
+            if isinstance(self._draws, vllm_sampler.Times):
+                case |= self._draws.take()
+            self._done["cases"].append(case)
+
+    def _stream(self) -> None:
+        """Keep the tokens of requests with seeds, which drafts should not change."""
+        seeded = [
+            setting
+            for setting in vllm_sampler.KINDS[vllm_sampler.MIXED]
+            if len(setting) > 2 or "seed" in setting
+        ]
+        settings = [setting | {"seed": number} for number, setting in enumerate(seeded)]
+        requests = prompts(STREAMS, [SAMPLER_PROMPT], 4000)
+        parameters = self._parameters(lambda n: STREAM_STEPS, settings)
+        self._done["streams"] = run_requests(self._engine, parameters, requests, "streams")["answers"]
 
     def _churn(self) -> None:
         slots = max(self.spec.batches)
@@ -428,7 +506,8 @@ class Trial:
             different |= set(map(tuple, others))
             # Neighbours differ, and the last request is a copy.
             requests = [prompt if (batch - 1 - n) % 2 == 0 else others[n // 2] for n in range(batch)]
-            tokens = self._parameters(lambda n: INVARIANCE_STEPS)
+            settings = [SEEDED] if self.spec.sampled else [{"temperature": 0.0}]
+            tokens = self._parameters(lambda n: INVARIANCE_STEPS, settings)
             figures = run_requests(self._engine, tokens, requests, f"{number}_batch_{batch}")
             own = [answer for n, answer in enumerate(figures.pop("answers")) if requests[n] is prompt]
             answers += own

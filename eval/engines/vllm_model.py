@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,9 @@ LATENT = {
 """Sizes of each of them."""
 
 
-def model_config(layers: int, drafts: int = 0, shapes: str = V32) -> dict[str, Any]:
+def model_config(
+    layers: int, drafts: int = 0, shapes: str = V32, vocabulary: int = VOCABULARY
+) -> dict[str, Any]:
     """The contents of ``config.json``.
 
     The first layer has a dense MLP, the others have experts; with the shapes of DeepSeek-V4 all have experts.
@@ -73,7 +76,7 @@ def model_config(layers: int, drafts: int = 0, shapes: str = V32) -> dict[str, A
     """
     common = {
         "torch_dtype": "bfloat16",
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "num_hidden_layers": layers,
         "num_nextn_predict_layers": min(drafts, 1),
         "num_attention_heads": HEADS,
@@ -168,10 +171,25 @@ def _v4_config(layers: int) -> dict[str, Any]:
     }
 
 
-def write_model(folder: Path, layers: int, drafts: int = 0, shapes: str = V32) -> None:
+def write_model(
+    folder: Path, layers: int, drafts: int = 0, shapes: str = V32, vocabulary: int = VOCABULARY
+) -> None:
     """Write the configuration, from which an engine makes the model; `fill_weights` gives it its weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(model_config(layers, drafts, shapes), indent=1) + "\n")
+    (folder / "config.json").write_text(
+        json.dumps(model_config(layers, drafts, shapes, vocabulary), indent=1) + "\n"
+    )
+
+
+def write_tokenizer(folder: Path, words: int) -> None:
+    """Write a tokenizer whose tokens are the words of four letters, as many as there are, in their order."""
+    letters = itertools.product(string.ascii_lowercase, repeat=4)
+    vocabulary = {"".join(word): token for token, word in enumerate(itertools.islice(letters, words))}
+    first, second, *_ = vocabulary
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": first}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": first, "eos_token": second}
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def fill_weights(seeds: Iterator[int]) -> Callable[..., None]:

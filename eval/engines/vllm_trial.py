@@ -10,7 +10,9 @@ of stock vLLM differ by themselves. Times of steps are those of this small model
 
 Parts: ``cases`` are batches by lengths, with a churn at the end; ``preemption`` is a churn of 50 requests in
 16 slots with too small a cache; ``invariance`` runs the same prompt alone and in batches of 2, 8 and 32, with
-chunks of two sizes, stock and ours, and counts different answers.
+chunks of two sizes, stock and ours, and counts different answers, greedy or ``--sampled``; ``sampler`` draws
+with our sampler too, from 128,256 logits: ``compare`` draws every call a second time with vLLM's own and
+judges every row whose tokens differ, and the other modes time what samples. Its drafts are n-grams.
 """
 
 from __future__ import annotations
@@ -48,10 +50,14 @@ from eval.engines.vllm_engine import (
     OURS,
     PARTS,
     PREEMPTION,
+    SAMPLER,
+    SAMPLER_VOCABULARY,
     STOCK,
     Specification,
 )
-from eval.engines.vllm_model import SHAPES, V4, V32, write_model
+from eval.engines.vllm_model import SHAPES, V4, V32, write_model, write_tokenizer
+from eval.engines.vllm_sampler import WRONG, common_tokens
+from gvr_topk.integrations._kit.environment import ENABLE_SAMPLER
 
 LAYERS = 4
 
@@ -59,8 +65,11 @@ V4_MODULES = {"tilelang": "tilelang", "cutlass": "nvidia-cutlass-dsl", "quack": 
 """Modules that vLLM's DeepSeek-V4 cannot do without on this kind of GPU, and the packages that have them."""
 
 _SIZES = ("batches", "lengths", "steps", "max_model_len")
-SHARED = (*_SIZES, "memory", "prefill_rows", "tensor_parallel", "split_k")
+SHARED = (*_SIZES, "memory", "prefill_rows", "tensor_parallel", "split_k", "sampled")
 """Options that every engine gets as they are."""
+
+WARM_UP = "sampler with penalties or other processors of logits"
+"""Reason for which vLLM itself samples a batch of its warm-up; no request of a trial is sampled so."""
 
 LEAST_SECONDS = 45
 """An engine is not started when less is left of the budget: most would end before their first case."""
@@ -114,10 +123,12 @@ def plan(options: SimpleNamespace) -> list[Specification]:
     ):
         if mode not in PARTS[part] or (part == INVARIANCE and drafts):
             continue
+        if part == SAMPLER and options.model_shapes != V32:
+            continue  # the sampler sees nothing of other shapes
         if part == PREEMPTION and options.model_shapes == V4:
             continue  # its cache is too small as counted in blocks of 64 tokens; V4 has larger ones
-        if options.tensor_parallel > 1 and mode != COMPARE:  # nothing else is observed in the workers
-            continue
+        if options.tensor_parallel > 1 and (mode != COMPARE or part == SAMPLER):
+            continue  # nothing else is observed in the workers
         for chunk in options.chunks if part == INVARIANCE else options.chunks[:1]:
             specifications.append(
                 Specification(
@@ -126,7 +137,7 @@ def plan(options: SimpleNamespace) -> list[Specification]:
                     drafts=drafts,
                     part=part,
                     chunk=chunk,
-                    model=str(options.work / f"{options.model_shapes}_drafts{drafts}"),
+                    model=str(options.work / f"{part}_{options.model_shapes}_drafts{drafts}"),
                     shapes=options.model_shapes,
                     churn=options.churn and part == CASES,
                     profile=options.profile and mode != COMPARE and part == CASES,
@@ -143,6 +154,8 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
     result.unlink(missing_ok=True)
     command = [sys.executable, "-m", "eval.engines.vllm_engine", str(given), str(result)]
     variables = VARIABLES | ({"GVR_TOPK_DISABLE": "1"} if spec.mode == STOCK else {})
+    if spec.samples:
+        variables |= {ENABLE_SAMPLER: "drafts" if spec.drafts else "1"}
     variables |= (SEVERAL_GPUS if spec.in_workers else {}) | ({} if spec.split_k else NO_SPLIT_K)
     try:
         with mock.patch.dict(os.environ, variables):
@@ -167,14 +180,16 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
         if active or result["calls"]:
             return f"{spec.name}: ours ran all the same"
     else:
-        originals = {call["reason"] for call in result["calls"] if call["path"] != "gvr_topk"}
+        served = {call["reason"] for call in result["calls"] if call["path"] == "gvr_topk"}
+        originals = {call["reason"] for call in result["calls"] if call["path"] != "gvr_topk"} - {WARM_UP}
         if not active:
             return f"{spec.name}: its log does not say that ours was on"
         if originals:
-            return f"{spec.name}: vLLM's own top-k served calls: {', '.join(sorted(originals))}"
-        if not any(call["reason"] == "prefill" for call in result["calls"]):
-            return f"{spec.name}: no prefill call was served by ours"
-    if spec.mode == COMPARE:
+            return f"{spec.name}: vLLM itself served calls: {', '.join(sorted(originals))}"
+        wanted = {"sampler", "drafts"} if spec.drafts else {"sampler"}
+        if lacks := (wanted if spec.part == SAMPLER else {"prefill"}) - served:
+            return f"{spec.name}: no {', '.join(sorted(lacks))} call was served by ours"
+    if spec.mode == COMPARE and spec.part != SAMPLER:
         empty = [
             rank for rank, rows in enumerate(result.get("workers", ())) if not rows["rows_longer_than_k"]
         ]
@@ -196,6 +211,7 @@ def verdict(engines: Sequence[dict[str, Any]]) -> int:
     wrong = ("rows_that_differ", "prefill_rows_that_differ", "numpy_rows_that_differ")
     counts = [engine["compared"] for engine in engines if engine.get("compared")]
     differ = any(count[name] for count in counts for name in wrong)
+    differ |= any(count[name] for engine in engines if (count := engine.get("draws")) for name in WRONG)
     repeated = [each for each in engines if each.get("invariance") and not each["split_k"]]
     answers = [each["invariance"]["answers"] for each in repeated if each["mode"] == OURS]
     if differ or any(each["different_answers"] > 1 for each in answers):
@@ -221,6 +237,17 @@ def prefill_times(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def streams(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How far tokens of the same requests with and without drafts are the same; takes them from `engines`."""
+    drawn = [(engine, tokens) for engine in engines if (tokens := engine.pop("streams", None))]
+    plain = [tokens for engine, tokens in drawn if not engine["drafts"]]
+    return [
+        {"drafts": engine["drafts"]} | common_tokens(plain[0], tokens)
+        for engine, tokens in drawn
+        if plain and engine["drafts"]
+    ]
+
+
 def _shapes(times: dict[str, Any]) -> list[tuple[int, int, int]]:
     return [(shape["rows"], shape["width"], shape["calls"]) for shape in times["shapes"]]
 
@@ -241,6 +268,7 @@ def main(
     churn: Annotated[bool, typer.Option(help="More requests than slots after the cases.")] = True,
     tensor_parallel: Annotated[int, typer.Option(help="GPUs; mode compare alone, in every worker.")] = 1,
     split_k: Annotated[bool, typer.Option(help="Leave cuBLAS room to split sums, by the batch.")] = True,
+    sampled: Annotated[bool, typer.Option(help="Invariance of answers drawn with a seed.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Time kernels of stock and ours.")] = False,
     max_model_len: Annotated[int, typer.Option(help="Longest row; its buffer's width.")] = 131072,
     memory: Annotated[float, typer.Option(help="Share of the GPU's memory.")] = 0.6,
@@ -264,7 +292,7 @@ def main(
         engines.append(_run_engine(spec, options, min(left, seconds)))
         write_json(out, report(engines, options))
         print(_summary(spec, engines[-1]), flush=True)
-    summary = report(engines, options) | {"prefill": prefill_times(engines)}
+    summary = report(engines, options) | {"prefill": prefill_times(engines), "streams": streams(engines)}
     write_json(out, summary | {"machine": describe_machine(commit)})
     return verdict(engines)
 
@@ -285,7 +313,11 @@ def _run_engine(spec: Specification, options: SimpleNamespace, seconds: float) -
     if options.budget and seconds < LEAST_SECONDS:
         return _identity(spec) | {"problem": f"{spec.name}: left out, {max(seconds, 0):.0f} s were left"}
     try:
-        write_model(Path(spec.model), LAYERS, spec.drafts, spec.shapes)
+        if spec.part == SAMPLER:  # one dense layer: the step is short, and most of it is the head
+            write_model(Path(spec.model), 1, 0, spec.shapes, SAMPLER_VOCABULARY)
+            write_tokenizer(Path(spec.model), SAMPLER_VOCABULARY)
+        else:
+            write_model(Path(spec.model), LAYERS, spec.drafts, spec.shapes)
         return run_engine(spec, options.work, seconds)
     except Exception as error:
         traceback.print_exc()
@@ -316,7 +348,15 @@ def _summary(spec: Specification, engine: dict[str, Any]) -> str:
             f"{compared['prefill_rows_that_differ']} of {compared['prefill_rows']} compared prefill rows"
         )
         lines.append(f"{spec.name}: {rows} and {prefill} differ")
+    if draws := engine.get("draws"):
+        counts = {name: count for name, count in draws.items() if name != "differences"}
+        lines.append(f"{spec.name}: {counts}")
     for case in engine.get("cases", ()):
+        if "kind" in case:
+            sampling = f"sampling {case.get('gpu_us')} us on the GPU, {case.get('host_us')} on the host"
+            each = f"{case['decode_ms_median']} ms per step"
+            lines.append(f"{spec.name}: {case['batch']} x {case['kind']}: {each}, {sampling}")
+            continue
         prefill = f", prefill calls {case['prefill']['us']} us" if case.get("prefill") else ""
         step = f"{case.get('decode_ms_median')} ms per step{prefill}"
         lines.append(f"{spec.name}: {case['batch']} x {case['length']}: {step}")

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from eval.engines.vllm_model import SHAPES, V32
+from eval.engines.vllm_sampler import TIES_JUDGED
 from eval.report.pages import listed, render, shown
 from eval.report.provenance import Files, Results, device_of, older_kernels, refuse_if, source_of
 
 MODES = {"stock": "vLLM's", "ours": "this package"}
 GRAPHS = {"eager": "eager", "full": "FULL graphs"}
 TRIALS = "vllm_trial_*.json"
+SAMPLERS = "vllm_sampler_*.json"
+SAMPLING_PARTS = (("gpu_us", 0), ("host_us", 0), ("decode_ms_median", 2))
 PER_STEP = (("step_ms", 2), ("gpu_ms", 3))
 
 Data = Mapping[str, Any]
@@ -37,8 +40,47 @@ def vllm_figures(folder: Path) -> str:
             "source": source_of(*repeats),
             "repeats": [_repeats(trial, engine) for trial in repeats for engine in trial["engines"]],
         },
+        sampler=sampler_tables(_sound(files.quote(files.of_one_gpu(SAMPLERS)))),
         older=older_kernels(files.quoted),
     )
+
+
+def sampler_tables(trials: Files) -> dict[str, Any] | None:
+    """Tokens that vLLM's sampler drew too, drafts that both verified, and times of both."""
+    engines = [engine for trial in trials.values() for engine in trial["engines"]]
+    if not engines:
+        return None
+    drawn, verified = [], []
+    for engine in engines:
+        if not (draws := engine.get("draws")):
+            continue
+        count = defaultdict(int, draws)
+        batches = listed([str(batch) for batch in sorted({case["batch"] for case in engine["cases"]})])
+        if count["rows"]:
+            kinds = ("near tie", "tie at the border", "cutoff", "unexplained", "ours is wrong")
+            columns = ("calls", "rows", *kinds, "logprob_rows", "logprob_rows_that_differ")
+            drawn.append([batches, *(f"{count[name]:,}" for name in columns)])
+        if count["drafts_calls"]:
+            names = ("calls", "greedy_requests", "greedy_requests_that_differ", "first_drafts")
+            sides = [f"accepted_by_{side}{alone}" for alone in ("", "_alone") for side in ("ours", "vllm")]
+            verified.append([batches, *(f"{count[f'drafts_{name}']:,}" for name in (*names, *sides))])
+    times: defaultdict[tuple[int, int, str], dict[str, Data]] = defaultdict(dict)
+    for engine in engines:
+        for case in engine["cases"] if engine["mode"] in MODES else ():
+            times[engine["drafts"], case["batch"], case["kind"]][engine["mode"]] = case
+    return {
+        "source": source_of(*trials.values()),
+        "ties_judged": TIES_JUDGED,
+        "drawn": drawn,
+        "verified": verified,
+        "times": [
+            [str(drafts or "none"), str(batch), kind]
+            + [shown(by_mode[mode][part], digits) for part, digits in SAMPLING_PARTS for mode in MODES]
+            for (drafts, batch, kind), by_mode in sorted(times.items())
+            if set(by_mode) == set(MODES)
+        ],
+        "streams": [stream for trial in trials.values() for stream in trial["streams"]],
+    }
 
 
 def _sound(trials: Files) -> Files:
@@ -214,6 +256,7 @@ def _gpu(trial: Data) -> str:
 def _setting(engine: Data) -> str:
     words = [GRAPHS[engine["graphs"]]]
     words += [] if engine.get("split_k", True) else ["no split-K"]
+    words += ["drawn with a seed"] if engine.get("sampled") else []
     words += [f"{engine['preemptions']:,} preemptions"] if engine["part"] == "preempted" else []
     return ", ".join(words)
 

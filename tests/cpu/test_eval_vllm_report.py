@@ -124,6 +124,28 @@ def test_invariance(tmp_path: Path) -> None:
     assert "| FULL graphs, no split-K | vLLM's | 8,192 | - | - | 1 in 3 requests |" in said
 
 
+def test_sampler(tmp_path: Path) -> None:
+    cases = [{"batch": batch, "kind": "mixed"} for batch in (64, 8, 64)]
+    draws = {"rows": 7000, "calls": 70, "near tie": 1, "tie at the border": 20, "unexplained": 0}
+    drafts = {"drafts_calls": 9, "drafts_first_drafts": 30, "drafts_accepted_by_ours": 12}
+    compared = _engine("sampler", cases=cases, draws=draws | drafts | {"drafts_accepted_by_vllm_alone": 3})
+    timed = [
+        _engine("sampler", mode=mode, drafts=drafts, cases=[cases[0] | {"gpu_us": 50.4 * scale} | more])
+        for mode, scale in (("stock", 2), ("ours", 1))
+        for drafts in (0, 3)
+        for more in ({"host_us": 90.0, "decode_ms_median": 2.5},)
+    ]
+    stream = {"drafts": 3, "requests": 32, "requests_alike": 31, "tokens": 2048}
+    streams = [stream | {"tokens_before_a_difference": 2000}]
+    said = _write(tmp_path / "h1", vllm_sampler_a=_trial(compared, *timed, streams=streams))
+    assert "| 8 and 64 | 70 | 7,000 | 1 | 20 | 0 | 0 | 0 | 0 | 0 |" in said
+    assert "| 8 and 64 | 9 | 0 | 0 | 30 | 12 | 0 | 0 | 3 |" in said
+    for drafts_shown in ("none", "3"):
+        assert f"| {drafts_shown} | 64 | mixed | 101 | 50 | 90 | 90 | 2.50 | 2.50 |" in said
+    assert "With 3 drafts and without, 31 of 32 seeded requests had the same" in said
+    assert "2,000 of 2,048 tokens" in said and "commit abc1234" in said
+
+
 def test_figures_of_the_page_stand_in_the_generated_block_alone() -> None:
     page = (ROOT / "docs" / "engine_evidence.md").read_text()
     before, rest = page.split("<!-- results:begin -->")

@@ -184,16 +184,17 @@ def test_wrong_options(option, capsys):
 
 def test_plan():
     plan = vllm_trial.plan(options())
-    assert len({spec.name for spec in plan}) == len(plan) == 12 + 4 + 8
+    assert len({spec.name for spec in plan}) == len(plan) == 12 + 4 + 8 + 12
     assert {spec.batches[-1] for spec in plan} == {96} and plan[0].mode == STOCK
     parts = {part: [spec for spec in plan if spec.part == part] for part in PARTS}
-    assert [len(specs) for specs in parts.values()] == [12, 4, 8]
+    assert [len(specs) for specs in parts.values()] == [12, 4, 8, 12]
     assert {spec.mode for spec in parts[PREEMPTION]} == {COMPARE}
     assert {(spec.chunk, spec.drafts) for spec in parts[INVARIANCE]} == {(8192, 0), (2048, 0)}
     assert not any(spec.chunk != 8192 for spec in parts[CASES] + parts[PREEMPTION])
     one = options(parts="invariance", modes="compare")
     assert vllm_trial.plan(one) == []
-    assert {(spec.model, spec.drafts) for spec in plan} == {("w/v32_drafts0", 0), ("w/v32_drafts1", 1)}
+    models = {(spec.model, spec.drafts) for spec in parts[CASES]}
+    assert models == {("w/cases_v32_drafts0", 0), ("w/cases_v32_drafts1", 1)}
 
 
 def test_engine_arguments():
@@ -220,7 +221,7 @@ def test_plan_of_other_shapes(shapes):
     assert len(names) == len(plan) == (12 + 8 if shapes == V4 else 12 + 4 + 8)
     assert names.isdisjoint(spec.name for spec in vllm_trial.plan(options()))
     assert all(shapes in spec.name for spec in plan) and {spec.shapes for spec in plan} == {shapes}
-    assert {spec.model for spec in plan} == {f"w/{shapes}_drafts0", f"w/{shapes}_drafts1"}
+    assert len({spec.model for spec in plan}) == 5 - (shapes == V4) * 2
     assert ({spec.part for spec in plan} == {CASES, INVARIANCE}) == (shapes == V4)
     said = vllm_trial._identity(plan[0])
     assert said["shapes"] == shapes

@@ -118,7 +118,8 @@ def test_a_near_tie_of_the_noise(
     ("params", "second", "near"),
     [
         ({"top_p": 0.5}, 1.0, True),
-        ({"top_p": 0.4}, 1.0, False),
+        ({"top_p": 0.4}, 1.0, True),
+        ({"top_p": 0.4}, 0.99, False),
         ({"min_p": 0.25}, 0.2499, True),
         ({"min_p": 0.25}, 0.24, False),
     ],
@@ -126,9 +127,17 @@ def test_a_near_tie_of_the_noise(
 def test_a_token_at_the_border_of_a_filter(
     log: list[str], monkeypatch: pytest.MonkeyPatch, params: dict[str, float], second: float, near: bool
 ) -> None:
-    """Sums and thresholds of vLLM are rounded, so it may drop it; one that is further away it may not."""
+    """Sums and thresholds of vLLM are rounded, so it may drop it; one that is further away it may not.
+
+    Of equal logits there it keeps all.
+    """
     counts = explained(monkeypatch, two_tokens(0.0, math.log(second)), LAST, position(), **params)
     assert counts == ({OURS: 1} if near else {DIFFERS: 1})
+
+
+def test_equal_logits_of_a_greedy_row_are_no_border(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    params = {"temperature": 0.0, "top_p": 0.4}
+    assert explained(monkeypatch, two_tokens(0.0, 0.0), LAST, position(), **params) == {DIFFERS: 1}
 
 
 def test_a_filter_that_is_off_has_no_border(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,6 +202,9 @@ def _keeps(call: SampleCall, rows: Tensor, tokens: Tensor, margin: float) -> Ten
     kept, slots = call.logits[rows], call.expanded_idx_mapping[rows]
     limits = _limits(kept)
     _draw(call, kept, slots, call.pos[rows], top_p=wider, min_p=min_p * (1 - margin), limits=limits)
+    if margin > 0:  # of equal logits at the border of top-p, vLLM keeps all
+        has_border = (top_p[slots] < 1) & (states.temperature.gpu[slots] > 0)
+        limits[:, 1].masked_fill_(has_border, kept.shape[1] - 1)
     return apply_limits_(kept, limits).gather(1, tokens) > -torch.inf
 
 

@@ -1,0 +1,359 @@
+"""What ``python -m eval vllm-trial`` puts around vLLM's sampler: a comparison with vLLM's own, and times.
+
+``Sampler.sample`` and ``RejectionSampler._verify`` are wrapped whatever they run by then. Tokens that differ
+are judged one by one on the CPU, with the exact masses of `gvr_topk.sampling.reference`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gvr_topk.integrations._kit.transaction import Transaction
+from gvr_topk.sampling import LIMIT_WORDS, arithmetic, sample
+from gvr_topk.sampling.arguments import Noise
+from gvr_topk.sampling.reference import Kept, Row, Setting, draw, keep
+
+GREEDY, LIKE_CHAT, MIXED = "greedy", "k = 50, p = 0.9", "mixed"
+LOGPROBS, GRAMMAR = "mixed, 20 log-probabilities", "mixed, a grammar"
+KINDS: dict[str, list[dict[str, Any]]] = {
+    GREEDY: [{"temperature": 0.0}],
+    LIKE_CHAT: [{"temperature": 0.7, "top_k": 50, "top_p": 0.9}],
+    MIXED: [
+        {"temperature": 0.0},
+        {"temperature": 0.7, "top_k": 50, "top_p": 0.9},
+        {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "seed": 1},
+        {"temperature": 0.1, "top_p": 0.95, "seed": 2},
+        {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 1.2, "min_p": 0.05, "seed": 3},
+        {"temperature": 0.05},
+        {"temperature": 1.0, "seed": 4},
+        {"temperature": 0.3, "top_k": 20, "top_p": 0.8, "min_p": 0.02},
+    ],
+}
+"""Parameters of the requests of a batch, in turn; ``regex`` is what a grammar allows."""
+
+KINDS[LOGPROBS] = [setting | {"logprobs": 20} for setting in KINDS[MIXED]]
+KINDS[GRAMMAR] = [setting | {"regex": "[a-m]+"} for setting in KINDS[MIXED]]
+
+
+def shows(kind: str, batch: int, compares: bool) -> bool:
+    """Whether a kind of batch is run: mixed ones are compared, and timed where one batch has all settings."""
+    if compares:
+        return len(KINDS[kind]) > 1
+    return batch >= len(KINDS[kind]) and kind != GRAMMAR
+
+
+TIE = "tie at the border"
+FILTERS = ("temperature", "top_k", "top_p", "min_p")
+
+TIES_JUDGED = 200
+"""So many rows that are a `TIE` are judged on the CPU; there are thousands in bf16."""
+
+NEAR = 1e-5
+"""By how much, and by what share of itself, the score of the better of two tokens that tie may be larger."""
+
+WRONG = ("ours is wrong", "unexplained", "logprob_rows_that_differ", "drafts_greedy_requests_that_differ")
+"""Counts of a comparison that should be 0."""
+
+LOGPROB_TOLERANCE = 1e-4
+"""By how much a log-probability of vLLM's, which sums in fp32, may differ."""
+
+MARGIN = 1e-3
+"""By what share of itself the top-p or min-p that vLLM's fp32 sums amount to may be another."""
+
+TIMED_EVERY = 8
+"""Of so many calls, one is timed on the GPU, behind a pause of `PAUSE_CYCLES`, while the host gets ahead."""
+
+PAUSE_CYCLES = 4_000_000
+
+
+def _classes() -> tuple[Any, Any]:
+    """Return vLLM's module of the sampler, and the class that verifies drafts."""
+    modules = ("vllm.v1.worker.gpu.sample.sampler", "vllm.v1.worker.gpu.spec_decode.rejection_sampler")
+    sampler, rejection = map(importlib.import_module, modules)
+    return sampler, rejection.RejectionSampler
+
+
+@contextmanager
+def _vllms_noise(sampler: Any) -> Iterator[None]:
+    """Keep vLLM from FlashInfer, whose noise is another one."""
+    before, sampler.use_flashinfer = sampler.use_flashinfer, False
+    try:
+        yield
+    finally:
+        sampler.use_flashinfer = before
+
+
+class Comparison:
+    """Draws every call a second time with vLLM's native sampler, from the same logits.
+
+    Attributes
+    ----------
+    counts : Counter
+        Calls, rows, and rows by how their tokens differ; for drafts, what both accept.
+    differences : list of dict
+        Every row whose tokens differ, and why.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.differences: list[dict[str, Any]] = []
+        self.largest_logprob_difference = 0.0
+
+    def observe(self, patches: Transaction) -> None:
+        """Put the comparison around all that draws in this process."""
+        module, rejection = _classes()
+        patches.wrap(module, "Sampler.sample", self.wrap_sample)
+        patches.wrap(module, "compute_topk_scores", self.wrap_scores)
+        patches.set_attribute(rejection, "_verify", self.wrap_verify(rejection._verify))
+
+    def as_dict(self) -> dict[str, Any]:
+        """What was counted."""
+        largest = {"largest_logprob_difference": self.largest_logprob_difference}
+        return dict.fromkeys(WRONG, 0) | self.counts | largest | {"differences": self.differences}
+
+    def wrap_sample(self, sample: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``Sampler.sample``, which is ours by now."""
+        original = inspect.unwrap(sample)
+        signature = inspect.signature(original)
+
+        def observed(*args: Any, **named: Any) -> Any:
+            given = signature.bind(*args, **named).arguments
+            sampler = given["self"]
+            results = sample(*args, **named)
+            with _vllms_noise(sampler):
+                theirs, _ = original(*args, **named)
+            slots = given["expanded_idx_mapping"]
+            self._see(sampler.sampling_states, given["logits"], slots, given["pos"], results[0], theirs)
+            return results
+
+        return observed
+
+    def _see(
+        self, states: Any, logits: Tensor, slots: Tensor, positions: Tensor, ours: Tensor, theirs: Tensor
+    ) -> None:
+        self.counts["calls"] += 1
+        self.counts["rows"] += len(ours)
+        rows = (ours != theirs).nonzero().flatten()
+        if len(rows) == 0:
+            return
+        tie = ties_at_border(states, logits[rows], slots[rows], theirs[rows])
+        for row, is_tie in zip(rows.tolist(), tie.tolist(), strict=True):
+            if is_tie and self.counts[TIE] >= TIES_JUDGED:  # the kernels' threshold says as much
+                self.counts[TIE] += 1
+                continue
+            slot, position = int(slots[row]), int(positions[row])
+            filters = {name: getattr(states, name).np[slot].item() for name in FILTERS}
+            judged = judge(
+                logits[row].float().cpu().numpy(),
+                filters,
+                states.seeds.np[slot].item(),
+                position,
+                int(ours[row]),
+                int(theirs[row]),
+            )
+            self.counts[judged["why"]] += 1
+            self.differences.append({"batch": len(ours), "position": position} | filters | judged)
+
+    def wrap_scores(self, scores: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``compute_topk_scores``, which is ours by now; of equal logits either may be named."""
+        original = inspect.unwrap(scores)
+
+        def observed(logits: Tensor, *args: Any, **named: Any) -> Any:
+            ours, theirs = scores(logits, *args, **named), original(logits, *args, **named)
+            apart = (ours.logprobs - theirs.logprobs).abs().amax(1)
+            values = [logits.gather(1, each.logprob_token_ids.long()) for each in (ours, theirs)]
+            differ = (values[0] != values[1]).any(1) | (apart > LOGPROB_TOLERANCE)
+            differ |= ours.selected_token_ranks != theirs.selected_token_ranks
+            self.counts["logprob_rows"] += len(differ)
+            self.counts["logprob_rows_that_differ"] += int(differ.sum())
+            self.largest_logprob_difference = max(self.largest_logprob_difference, float(apart.max()))
+            return ours
+
+        return observed
+
+    def wrap_verify(self, verify: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``RejectionSampler._verify``, which is ours by now.
+
+        Greedy requests must have the same tokens. Of the others, the first drafts that one side alone accepts
+        are counted: as both have the same law, half of them should be of either side.
+        """
+        original = inspect.unwrap(verify)
+        signature = inspect.signature(original)
+
+        def observed(*args: Any, **named: Any) -> Any:
+            given = signature.bind(*args, **named).arguments
+            ours, theirs = verify(*args, **named), original(*args, **named)
+            slots = torch.from_numpy(np.asarray(given["idx_mapping_np"])).to(ours[1].device)
+            starts, drafts = given["cu_num_logits"].long(), given["verify_draft_sampled"]
+            greedy = given["self"].sampler.sampling_states.temperature.gpu[slots] == 0
+            drafted = starts.diff() > 1
+            drafted &= drafts[(starts[:-1] + 1).clamp(max=len(drafts) - 1)] >= 0
+            columns = torch.arange(ours[1].shape[1], device=slots.device)
+            emitted = [
+                torch.where(columns < lengths[:, None], tokens, -1) for _, tokens, lengths in (ours, theirs)
+            ]
+            first, second = (lengths > 1 for *_, lengths in (ours, theirs))
+            by_chance = drafted & ~greedy
+            seen = {
+                "calls": torch.ones((), dtype=torch.bool),
+                "requests": drafted | ~drafted,
+                "greedy_requests": greedy,
+                "greedy_requests_that_differ": greedy & (emitted[0] != emitted[1]).any(1),
+                "first_drafts": by_chance,
+                "accepted_by_ours": by_chance & first,
+                "accepted_by_vllm": by_chance & second,
+                "accepted_by_ours_alone": by_chance & first & ~second,
+                "accepted_by_vllm_alone": by_chance & second & ~first,
+            }
+            for name, which in seen.items():
+                self.counts[f"drafts_{name}"] += int(which.sum())
+            return ours
+
+        return observed
+
+
+def ties_at_border(states: Any, logits: Tensor, slots: Tensor, tokens: Tensor) -> Tensor:
+    """Whether tokens have the last logit that top-p keeps, by the limits that our kernel writes."""
+    limits = torch.empty((len(logits), LIMIT_WORDS), dtype=torch.int32, device=logits.device)
+    parameters = {name: getattr(states, name).gpu[slots] for name in FILTERS}
+    sample(logits, **parameters, seeds=0, positions=0, limits=limits)
+    keys = limits[:, 0]
+    last = torch.where(keys < 0, keys ^ -(1 << 31), ~keys).view(torch.float32)
+    values = logits.gather(1, tokens.clamp(0, logits.shape[1] - 1)[:, None])[:, 0].float()
+    return (parameters["top_p"] < 1) & (values == last)
+
+
+def judge(
+    values: np.ndarray[Any, Any], filters: dict[str, Any], seed: int, position: int, ours: int, theirs: int
+) -> dict[str, Any]:
+    """Say why two samplers drew other tokens of a row: ``why``, and the figures behind it.
+
+    ``near tie`` has scores that differ by no more than `NEAR`. A `TIE` is a token of vLLM's with the logit of
+    the last one that top-p keeps, and a larger id: vLLM keeps all of these. ``cutoff`` has a token at a
+    border that vLLM's fp32 sums moved: ``share`` is the exact mass ahead of it, of what top-p asks for, or
+    its mass, of what min-p asks for. Anything else is ``unexplained``, and a token that is not that of the
+    exact arithmetic is ``ours is wrong``.
+    """
+    row = Row(values)
+    setting = Setting(
+        np.float32(filters["temperature"]),
+        filters["top_k"],
+        np.float32(filters["top_p"]),
+        np.float32(filters["min_p"]),
+    )
+    kept = keep(row, setting)
+    told: dict[str, Any] = {"kept": len(kept.ids)}
+    if int(draw(kept, row, Noise.MURMUR, seed, position)[0]) != ours:
+        return told | {"why": "ours is wrong", "ours": ours, "theirs": theirs, "seed": seed}
+    if not 0 <= theirs < len(values):
+        return told | {"why": "unexplained", "theirs": theirs}
+    if theirs in kept.ids:
+        ids = np.array([ours, theirs])
+        noise = arithmetic.gumbel(arithmetic.hash32(seed, position, ids)).astype(np.float64)
+        scores = values[ids].astype(np.float64) / setting.temperature + noise
+        told["gap"] = float(scores[0] - scores[1])
+        if abs(told["gap"]) <= NEAR * (1 + abs(scores).max()):
+            return told | {"why": "near tie"}
+        at_border = ours  # vLLM did not keep it, or it would have drawn it
+    else:
+        at_border = theirs
+        if setting.top_p < 1 and row.keys[theirs] == kept.threshold[0]:
+            return told | {"why": TIE}
+    told["share"] = share_of(kept, row, setting, at_border)
+    return told | {"why": "cutoff" if abs(told["share"] - 1) <= MARGIN else "unexplained"}
+
+
+def share_of(kept: Kept, row: Row, setting: Setting, token: int) -> float:
+    """How close a token is to a border: 1 at the border of top-p or min-p, of whichever is closer."""
+    ranked = row.candidates()
+    ranked = ranked[np.argsort(~row.keys[ranked], kind="stable")]
+    place = np.flatnonzero(ranked == token)
+    if len(place) == 0:
+        return math.inf
+    masses = arithmetic.masses(row.distances(ranked), arithmetic.mass_scale(setting.temperature))
+    shares = []
+    if setting.min_p > 0:
+        least = arithmetic.min_p_mass(setting.min_p)
+        shares.append(int(masses[place[0]]) / least)
+        masses = np.where(masses >= least, masses, np.uint64(0))
+    if setting.top_p < 1:
+        counted = masses[: setting.top_k] if setting.top_k > 0 else masses
+        wanted = arithmetic.top_p_mass(setting.top_p, int(counted.sum()))
+        shares.append(int(masses[: place[0]].sum()) / wanted)
+    return min(shares, key=lambda share: abs(share - 1), default=math.inf)
+
+
+class Times:
+    """Times every call of what samples: on the host, and on the GPU in one of `TIMED_EVERY` calls."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[int, float, Any]] = []
+
+    def observe(self, patches: Transaction) -> None:
+        """Time the calls of both samplers of this process."""
+        module, rejection = _classes()
+        for cls in (module.Sampler, rejection):
+            patches.set_attribute(cls, "__call__", self.wrap(cls.__call__))
+
+    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a call whose second argument is the logits."""
+
+        def timed(sampler: Any, logits: Tensor, *args: Any, **named: Any) -> Any:
+            events = None
+            if len(self._calls) % TIMED_EVERY == 0 and logits.is_cuda:
+                events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+                torch.cuda._sleep(PAUSE_CYCLES)
+                events[0].record()
+            begun = time.perf_counter()
+            result = call(sampler, logits, *args, **named)
+            spent = time.perf_counter() - begun
+            if events is not None:
+                events[1].record()
+            self._calls.append((len(logits), spent, events))
+            return result
+
+        return timed
+
+    def take(self) -> dict[str, Any]:
+        """Medians of the calls with the most frequent number of rows since the last time, in microseconds."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        calls, self._calls = self._calls, []
+        if not calls:
+            return {"calls": 0}
+        rows, count = Counter(rows for rows, *_ in calls).most_common(1)[0]
+        same = [(spent, events) for number, spent, events in calls if number == rows]
+        on_gpu = [1e3 * events[0].elapsed_time(events[1]) for _, events in same if events is not None]
+        return {
+            "rows": rows,
+            "calls": count,
+            "host_us": round(1e6 * statistics.median(spent for spent, _ in same), 1),
+            "gpu_us": round(statistics.median(on_gpu), 1) if on_gpu else None,
+        }
+
+
+def common_tokens(plain: list[list[int]], drafted: list[list[int]]) -> dict[str, int]:
+    """Compare the tokens of the same requests: how many requests have the same, and how many tokens agree."""
+    agree = [
+        next((at for at, pair in enumerate(zip(*both, strict=True)) if pair[0] != pair[1]), len(both[0]))
+        for both in zip(plain, drafted, strict=True)
+    ]
+    return {
+        "requests": len(plain),
+        "requests_alike": sum(same == len(tokens) for same, tokens in zip(agree, plain, strict=True)),
+        "tokens": sum(map(len, plain)),
+        "tokens_before_a_difference": sum(agree),
+    }
