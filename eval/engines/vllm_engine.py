@@ -98,7 +98,7 @@ class Specification:
     tensor_parallel: int = 1  # GPUs; with several, layers and comparison run in worker processes
     split_k: bool = True  # cuBLAS may split the sums of a product, which it does by the size of the batch
     shapes: str = V32  # whose shapes the model has
-    sampled: bool = False  # invariance: requests draw with a seed, by our sampler where the mode is ours
+    sampled: bool = False  # repeated prompts are answered with a seed, by our sampler where the mode is ours
 
     @property
     def in_workers(self) -> bool:
@@ -182,8 +182,9 @@ def engine_arguments(spec: Specification) -> dict[str, Any]:
             "num_gpu_blocks_override": PREEMPTION_BLOCKS,
         }
     if spec.part == INVARIANCE:
-        # Every prompt is computed anew, whatever was computed before it.
-        arguments |= {"max_model_len": INVARIANCE_LENGTH + 1024, "enable_prefix_caching": False}
+        arguments["max_model_len"] = INVARIANCE_LENGTH + 1024
+    if spec.part == INVARIANCE or spec.sampled:
+        arguments["enable_prefix_caching"] = False  # every prompt is computed anew, whatever was before it
     return arguments
 
 
@@ -421,6 +422,10 @@ class Trial:
         except Exception as error:
             self._done["failures"].append(f"requests left behind: {type(error).__name__}")
 
+    @property
+    def _repeated_settings(self) -> list[dict[str, Any]]:
+        return [SEEDED if self.spec.sampled else {"temperature": 0.0}]
+
     def _parameters(
         self, tokens: Callable[[int], int], settings: Sequence[dict[str, Any]] = ({"temperature": 0.0},)
     ) -> Callable[[int], Any]:
@@ -487,13 +492,21 @@ class Trial:
 
     def _preempt(self) -> None:
         requests = prompts(PREEMPTION_REQUESTS, range(2200, 2945, 124), 2000, common_share=0.0)
-        self._run_in_slots(requests, PREEMPTION_SLOTS, lambda n: 192 + 32 * (n * 5 % 9))
+        if self.spec.sampled:
+            requests[::2] = requests[:1] * len(requests[::2])
+        answers = self._run_in_slots(requests, PREEMPTION_SLOTS, lambda n: 192 + 32 * (n * 5 % 9))
         self._done["churn"]["cache_blocks"] = PREEMPTION_BLOCKS
+        if self.spec.sampled:
+            self._done["invariance"] = {"answers": count_answers(answers[::2])}
 
-    def _run_in_slots(self, requests: Sequence[list[int]], slots: int, tokens: Callable[[int], int]) -> None:
-        figures = run_requests(self._engine, self._parameters(tokens), requests, "churn")
-        del figures["answers"]
+    def _run_in_slots(
+        self, requests: Sequence[list[int]], slots: int, tokens: Callable[[int], int]
+    ) -> list[list[int]]:
+        parameters = self._parameters(tokens, self._repeated_settings)
+        figures = run_requests(self._engine, parameters, requests, "churn")
+        answers: list[list[int]] = figures.pop("answers")
         self._done["churn"] = figures | {"requests": len(requests), "slots": slots}
+        return answers
 
     def _vary_batches(self) -> None:
         """Run the same prompt alone and in batches whose other half are other prompts."""
@@ -506,8 +519,7 @@ class Trial:
             different |= set(map(tuple, others))
             # Neighbours differ, and the last request is a copy.
             requests = [prompt if (batch - 1 - n) % 2 == 0 else others[n // 2] for n in range(batch)]
-            settings = [SEEDED] if self.spec.sampled else [{"temperature": 0.0}]
-            tokens = self._parameters(lambda n: INVARIANCE_STEPS, settings)
+            tokens = self._parameters(lambda n: INVARIANCE_STEPS, self._repeated_settings)
             figures = run_requests(self._engine, tokens, requests, f"{number}_batch_{batch}")
             own = [answer for n, answer in enumerate(figures.pop("answers")) if requests[n] is prompt]
             answers += own

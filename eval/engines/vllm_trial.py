@@ -10,9 +10,10 @@ of stock vLLM differ by themselves. Times of steps are those of this small model
 
 Parts: ``cases`` are batches by lengths, with a churn at the end; ``preemption`` is a churn of 50 requests in
 16 slots with too small a cache; ``invariance`` runs the same prompt alone and in batches of 2, 8 and 32, with
-chunks of two sizes, stock and ours, and counts different answers, greedy or ``--sampled``; ``sampler`` draws
-with our sampler too, from 128,256 logits: ``compare`` draws every call a second time with vLLM's own and
-judges every row whose tokens differ, and the other modes time what samples. Its drafts are n-grams.
+chunks of two sizes, stock and ours, and counts different answers. ``--sampled`` draws the answers with a
+seed, also those to a repeated prompt in the churn. ``sampler`` draws from 128,256 logits with our sampler:
+``compare`` draws every call a second time with vLLM's own and judges every row whose tokens differ, and the
+other modes time what samples. Its drafts are n-grams.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ def plan(options: SimpleNamespace) -> list[Specification]:
     for part, drafts, graphs, mode in itertools.product(
         options.parts, options.drafts, options.graphs, options.modes
     ):
-        if mode not in PARTS[part] or (part == INVARIANCE and drafts):
+        shows = (STOCK, OURS) if part == PREEMPTION and options.sampled else PARTS[part]
+        if mode not in shows or (part == INVARIANCE and drafts):
             continue
         if part == SAMPLER and options.model_shapes != V32:
             continue  # the sampler sees nothing of other shapes
@@ -206,14 +208,17 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
 def verdict(engines: Sequence[dict[str, Any]]) -> int:
     """Exit code: a row that differs, or an answer that depends on the batch, outweighs an engine that failed.
 
-    With split-K the sums of other kernels depend on the batch, and so may the answers.
+    With split-K the sums of other kernels depend on the batch, and so may the answers. After a preemption
+    they may, too: what a request had decoded is then computed as a prompt.
     """
     wrong = ("rows_that_differ", "prefill_rows_that_differ", "numpy_rows_that_differ")
     counts = [engine["compared"] for engine in engines if engine.get("compared")]
     differ = any(count[name] for count in counts for name in wrong)
     differ |= any(count[name] for engine in engines if (count := engine.get("draws")) for name in WRONG)
-    repeated = [each for each in engines if each.get("invariance") and not each["split_k"]]
-    answers = [each["invariance"]["answers"] for each in repeated if each["mode"] == OURS]
+    repeated = [each for each in engines if each.get("invariance") and each["part"] == INVARIANCE]
+    answers = [
+        each["invariance"]["answers"] for each in repeated if each["mode"] == OURS and not each["split_k"]
+    ]
     if differ or any(each["different_answers"] > 1 for each in answers):
         return REGRESSION
     return UNDECIDED if any(engine["problem"] for engine in engines) else 0
@@ -268,7 +273,7 @@ def main(
     churn: Annotated[bool, typer.Option(help="More requests than slots after the cases.")] = True,
     tensor_parallel: Annotated[int, typer.Option(help="GPUs; mode compare alone, in every worker.")] = 1,
     split_k: Annotated[bool, typer.Option(help="Leave cuBLAS room to split sums, by the batch.")] = True,
-    sampled: Annotated[bool, typer.Option(help="Invariance of answers drawn with a seed.")] = False,
+    sampled: Annotated[bool, typer.Option(help="Draw the answers to repeated prompts with a seed.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Time kernels of stock and ours.")] = False,
     max_model_len: Annotated[int, typer.Option(help="Longest row; its buffer's width.")] = 131072,
     memory: Annotated[float, typer.Option(help="Share of the GPU's memory.")] = 0.6,

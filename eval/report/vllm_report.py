@@ -257,7 +257,7 @@ def _setting(engine: Data) -> str:
     words = [GRAPHS[engine["graphs"]]]
     words += [] if engine.get("split_k", True) else ["no split-K"]
     words += ["drawn with a seed"] if engine.get("sampled") else []
-    words += [f"{engine['preemptions']:,} preemptions"] if engine["part"] == "preempted" else []
+    words += [f"{engine['preemptions']:,} preemptions"] if engine.get("preemptions") else []
     return ", ".join(words)
 
 

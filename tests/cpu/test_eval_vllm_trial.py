@@ -100,10 +100,12 @@ class FakeEngine:
             worker.init_worker_extension()
         self.waiting: list = []
         self.live: list = []
+        self.drawn: list = []  # parameters of every request
 
     def add_request(self, name, prompt, parameters) -> None:
         assert all(10 <= token < 32000 for token in prompt["prompt_token_ids"])
         self.waiting.append((name, len(prompt["prompt_token_ids"]), 0, parameters.max_tokens))
+        self.drawn.append(parameters)
 
     def collective_rpc(self, method) -> list:
         return [getattr(worker, method)() for worker in self.workers]
@@ -444,6 +446,20 @@ def test_preemption(vllm, short):
     assert compared["prefill_rows_seen"] == 2 * 9 * (8 + result["preemptions"])
     assert vllm_trial.problem(specification(part=PREEMPTION), result, active=True) is None
     assert Scheduler._preempt_request is original
+
+
+def test_sampled_answers_after_preemptions(vllm, short):
+    spec = specification(OURS, part=PREEMPTION, batches=[1], sampled=True)
+    result = vllm_engine.run(spec)
+    assert result["preemptions"] > 3 and result["failures"] == []
+    assert result["invariance"]["answers"]["requests"] == 4
+    assert vllm_trial.problem(spec, result, active=True) is None
+    drawn = vllm.engines[-1].drawn
+    assert len(drawn) == 8 and {(request.seed, request.top_p) for request in drawn} == {(7, 0.95)}
+    modes = [one.mode for one in vllm_trial.plan(options(parts="preemption", drafts="0", graphs="full"))]
+    assert modes == [COMPARE]
+    sampled = options(parts="preemption", drafts="0", graphs="full", sampled=True)
+    assert [(one.mode, one.samples) for one in vllm_trial.plan(sampled)] == [(STOCK, True), (OURS, True)]
 
 
 def test_invariance(vllm, short):
