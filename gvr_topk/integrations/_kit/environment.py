@@ -12,7 +12,7 @@
     vLLM and ``0`` for SGLang.
 ``GVR_TOPK_SAMPLER``
     ``1``, or ``force``, on: `gvr_topk.sampling` draws the tokens of vLLM's V2 model runner, and computes the
-    log-probabilities. Unset is ``0``. It needs the integration itself to be on.
+    log-probabilities; it draws SGLang's tokens, too. Unset is ``0``. The integration itself has to be on.
 ``GVR_TOPK_VLLM_METRICS_DIR``
     Directory in which every process of vLLM keeps a file of its counters in Prometheus text format.
 ``TRTLLM_GVR_TOPK``

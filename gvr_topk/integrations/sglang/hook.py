@@ -25,7 +25,7 @@ class Served(NamedTuple):
 
 
 def around(
-    name: str, serve: Callable[..., Served], say: Say, verifier: Verifier | None
+    name: str, serve: Callable[..., Served], say: Say, verifier: Verifier | None = None, own: str = ""
 ) -> Callable[..., Any]:
     """Make an AROUND hook: `serve` computes the call, and SGLang's function the calls that `serve` refuses.
 
@@ -41,13 +41,15 @@ def around(
     say : Say
     verifier : Verifier or None
         Compares the first calls with what SGLang's function selects.
+    own : str, optional
+        What the log calls SGLang's function; its top-k of that name by default.
 
     Returns
     -------
     callable
         ``hook(original, *args, **kwargs)``.
     """
-    switch = Switch(ENGINE.name, say, name)
+    switch = Switch(ENGINE.name, say, name, own)
 
     def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not switch.failed:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable
+from typing import Any
 
+from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import LogOnce, Say, one_line
 from gvr_topk.integrations._kit.verify import Verifier
-from gvr_topk.integrations.sglang import points
+from gvr_topk.integrations.sglang import points, sampler
 from gvr_topk.integrations.sglang.hook import Served, around
 from gvr_topk.integrations.sglang.points import ENGINE, HookPoint
 from gvr_topk.integrations.sglang.row_state import Requests
@@ -52,6 +55,8 @@ def describe() -> list[tuple[str, str]]:
     if not reason and not found:
         reason = "SGLang does not find the entry point"
     outlook = f"nothing: {reason}" if reason else "the server's log says which functions are hooked"
+    if not reason and environment.sampler():
+        outlook += ", and whether tokens are drawn"
     return [
         ("SGLang", f"{ENGINE.version()} in {root}"),
         ("entry point", f"gvr_topk = {found[0]}" if found else f"none in {ENGINE.group}"),
@@ -74,6 +79,9 @@ def _register(say: Say) -> None:
     )
     hooks = [(point, around(point.name, serve, say, verifier)) for point, serve in served]
     hooks.append((points.INDEXER, requests.around_indexer))
+    if environment.sampler():
+        hooks.append((points.TARGET_PROBS, around(points.TARGET_PROBS.name, sampler.target_probs, say)))
+    hooks += _samplers(say)
     for point, hook in hooks:
         try:
             target = point.find()
@@ -83,3 +91,18 @@ def _register(say: Say) -> None:
         # AROUND and not REPLACE: a REPLACE hook is not given the original, which serves the calls that we
         # refuse.
         HookRegistry.register(target, hook, HookType.AROUND)
+
+
+def _samplers(say: Say) -> list[tuple[HookPoint, Callable[..., Any]]]:
+    """Offer our sampler as a backend; return the hook that makes it SGLang's own, if that is asked for."""
+    asked = environment.sampler()
+    try:
+        for point in points.SAMPLER:
+            point.find()
+        samplers = sampler.Samplers(say)
+        module = importlib.import_module(points.SAMPLER_MODULE)
+        module.register_sampler_backend(sampler.BACKEND, samplers.make)
+    except Exception as error:  # as above
+        say("warning" if asked else "info", f"sampler not offered: {one_line(error)}")
+        return []
+    return [(points.CREATE_SAMPLER, samplers.around_create)] if asked else []

@@ -103,3 +103,36 @@ INDEXER = HookPoint(
     ("self", "forward_batch"),
     open_ended=True,
 )
+
+SAMPLER_MODULE = "sglang.srt.layers.sampler"
+CREATE_SAMPLER = HookPoint("create_sampler", (f"{SAMPLER_MODULE}.create_sampler",), ("backend",))
+SAMPLER = (
+    CREATE_SAMPLER,
+    HookPoint(
+        "register_sampler_backend", (f"{SAMPLER_MODULE}.register_sampler_backend",), ("backend", "factory")
+    ),
+    HookPoint(
+        "Sampler.forward",
+        (f"{SAMPLER_MODULE}.Sampler.forward",),
+        (
+            *("self", "logits_output", "sampling_info", "return_logprob", "top_logprobs_nums"),
+            *("token_ids_logprobs", "positions", "logprob_logits"),
+        ),
+    ),
+    HookPoint(
+        "Sampler._sample_from_probs",
+        (f"{SAMPLER_MODULE}.Sampler._sample_from_probs",),
+        ("self", "probs", "sampling_info", "positions", "simple_sampling_case"),
+    ),
+    HookPoint("override", ("sglang.srt.runtime_context._ConfigBag.override",), ("self", "kwargs")),
+)
+"""What a sampler of ours needs; all of it or nothing."""
+
+TARGET_PROBS = HookPoint(
+    "build_speculative_verify_target_probs",
+    ("sglang.srt.speculative.dflash_utils.build_speculative_verify_target_probs",),
+    (
+        *("next_token_logits", "sampling_info", "draft_token_num", "bs", "max_top_k"),
+        *("uniform_top_k_value", "use_sparse_topk"),
+    ),
+)

@@ -133,7 +133,7 @@ class Transforms:
         slots: Tensor | None = None,
     ) -> Selected:
         """Select in rows that begin at the first column."""
-        _check(score)
+        check_scores(score)
         state, row_slot = self._requests.rows(score, k)
         items = indexer_topk_decode(
             score,
@@ -165,7 +165,7 @@ class Transforms:
         out: Tensor | None = None,
     ) -> Selected:
         """Select in rows that begin anywhere, or share a row of the page table, or have an offset."""
-        _check(score)
+        check_scores(score)
         if row_starts is None:
             row_starts, row_ends = torch.zeros_like(lengths), lengths
         else:
@@ -212,8 +212,8 @@ def _positions_in_table(
     return torch.where(found, positions.gather(1, at), nothing)
 
 
-def _check(score: Tensor) -> None:
-    """Refuse scores that the ops do not take, before anything is allocated."""
+def check_scores(score: Tensor) -> None:
+    """Refuse scores that our ops do not take, before anything is allocated."""
     _check_device(score.device)
     if score.dtype not in DTYPES or score.dim() != 2 or score.stride(1) != 1:
         raise NotServedError(f"scores of {score.dtype} with strides {score.stride()}")
