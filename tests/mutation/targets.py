@@ -118,6 +118,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/integrations/tensorrt_llm/hint_state.py": _TENSORRT_LLM,
     "gvr_topk/integrations/tensorrt_llm/hook.py": _TENSORRT_LLM,
     "gvr_topk/integrations/tensorrt_llm/llm_config.py": ("test_integration_models.py", *_INSTALL),
+    "gvr_topk/integrations/tensorrt_llm/sampler.py": ("test_integration_trtllm_sampler.py",),
     "gvr_topk/integrations/tensorrt_llm/selection.py": ("test_integration_kit.py", *_TENSORRT_LLM),
     "gvr_topk/integrations/tensorrt_llm/type_hints.py": ("test_integration_kit.py",),
     "gvr_topk/integrations/vllm/logprobs.py": ("test_integration_vllm_logprobs.py",),

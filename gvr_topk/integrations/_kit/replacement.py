@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from gvr_topk.contract import DTYPES
@@ -57,6 +58,8 @@ class Replacement(ABC, Generic[Call]):
 
         @functools.wraps(original)
         def replaced(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # what is traced is called without Python
+                return original(*args, **kwargs)
             results = self._results(lambda: original(*args, **kwargs), args, kwargs)
             return original(*args, **kwargs) if results is None else results
 
