@@ -29,6 +29,7 @@ WATCHED = (
     "tensorrt_llm.llmapi.llm_args",
     "tensorrt_llm._torch.attention_backend.sparse.dsa",
     "tensorrt_llm._torch.attention.backends.sparse.dsa",
+    "tensorrt_llm._torch.pyexecutor.sampler.ops.fused",
 )
 """Modules after whose import the callback is called."""
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from engine import GRAPH_DUMMY, fake_package, load_dsa
+from engine import GRAPH_DUMMY, SHAPES, fake_package, load_dsa
 
 from eval.bench.baselines import load_trtllm_op
 from gvr_topk.contract import exact_topk, row_lengths
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations.tensorrt_llm.selection import DecodeOp
+from gvr_topk.integrations.tensorrt_llm.upstream import FUSED_SAMPLER
 
 pytestmark = pytest.mark.gpu
 
@@ -153,3 +155,46 @@ def test_the_hooked_call_allocates_nothing(hooked):
     finally:
         torch.cuda.set_sync_debug_mode("default")
         del hook._local.call
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_fused_sampler_in_one_graph(monkeypatch, dtype):
+    """A replay draws the CPU's tokens of its offsets, and other ones at every replay without a seed."""
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_SAMPLER", "1")
+    rows, generator = 8, torch.Generator().manual_seed(3)
+    logits = (2 * torch.randn(rows, 32_000, generator=generator)).to(dtype)
+    columns = (
+        [1.0, 0.7, 1e-5, 1.3] * 2,
+        [0, 50, 0, 500] * 2,
+        [1.0, 0.9, 1.0, 0.8] * 2,
+        [0.0, 0.0, 0.0, 0.01] * 2,
+    )
+    kinds = (torch.float32, torch.int32, torch.float32, torch.float32)
+    parameters = [torch.tensor(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True)]
+    seed, offset = torch.arange(rows) // 2, torch.zeros(rows, dtype=torch.int64)
+    with fake_package(SHAPES[-1]):
+        assert integration.install()
+        fused = importlib.import_module(FUSED_SAMPLER)
+        arguments, noise = [each.cuda() for each in (logits, *parameters)], [seed.cuda(), offset.cuda()]
+
+        def run():
+            named = dict(zip(("seed", "offset"), noise, strict=True))
+            drawn = fused.fused_sample_from_logits_with_probs(*arguments, **named)
+            return *drawn, fused.fused_sample_from_logits(*arguments)
+
+        run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            tokens, probs, fresh = run()
+        seen = []
+        for step in range(4):
+            noise[1].fill_(step)
+            graph.replay()
+            wanted = fused.fused_sample_from_logits_with_probs(
+                logits, *parameters, seed=seed, offset=offset + step
+            )
+            assert torch.equal(tokens.cpu(), wanted[0]) and torch.equal(probs.cpu(), wanted[1])
+            seen += [tuple(tokens.tolist()), tuple(fresh.tolist())]
+        assert len(set(seen)) == len(seen) and fused.calls == []
+        integration.uninstall()

@@ -110,6 +110,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         *_INSTALL,
     ),
     "gvr_topk/integrations/_kit/log.py": (*_SGLANG, *_VLLM),
+    "gvr_topk/integrations/_kit/replacement.py": _VLLM_SAMPLER,
     "gvr_topk/integrations/_kit/signatures.py": _INSTALL,
     "gvr_topk/integrations/_kit/switch.py": ("test_integration_kit.py", *_SGLANG),
     "gvr_topk/integrations/_kit/transaction.py": ("test_integration_kit.py", *_INSTALL),
@@ -117,11 +118,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/integrations/tensorrt_llm/hint_state.py": _TENSORRT_LLM,
     "gvr_topk/integrations/tensorrt_llm/hook.py": _TENSORRT_LLM,
     "gvr_topk/integrations/tensorrt_llm/llm_config.py": ("test_integration_models.py", *_INSTALL),
+    "gvr_topk/integrations/tensorrt_llm/sampler.py": ("test_integration_trtllm_sampler.py",),
     "gvr_topk/integrations/tensorrt_llm/selection.py": ("test_integration_kit.py", *_TENSORRT_LLM),
     "gvr_topk/integrations/tensorrt_llm/type_hints.py": ("test_integration_kit.py",),
     "gvr_topk/integrations/vllm/logprobs.py": ("test_integration_vllm_logprobs.py",),
     "gvr_topk/integrations/vllm/plugin.py": ("test_integration_vllm.py", *_VLLM_SAMPLER),
-    "gvr_topk/integrations/vllm/replacement.py": _VLLM_SAMPLER,
     "gvr_topk/integrations/vllm/sampler.py": _VLLM_SAMPLER[1:],
 }
 """Tests of modules of the product, in `tests/cpu`, and options of pytest that choose among them."""

@@ -98,6 +98,10 @@ class Counters:
         self.measure: Callable[[], Measured] = Measured
         self._next_write = 0.0
 
+    def count(self, path: str, reason: str) -> None:
+        """Count one call, eager or captured."""
+        self.calls[path, reason] += 1
+
     def snapshot(self) -> Snapshot:
         """Return all counters. Reads a few kilobytes from the device, so not meant for every step."""
         return Snapshot(

@@ -18,6 +18,9 @@
 ``TRTLLM_GVR_TOPK``
     ``0`` off, ``1`` on, ``force`` on also where TensorRT-LLM would run another top-k of its own. Set by the
     user, never by us; it overrules the YAML.
+``TRTLLM_GVR_TOPK_SAMPLER``
+    ``1``, or ``force``, on: `gvr_topk.sampling` computes the tokens and the probabilities of TensorRT-LLM's
+    fused sampler. Unset is ``0``. It needs the integration itself to be on.
 ``TRTLLM_GVR_TOPK_OPTIONS``
     JSON with the keys of the YAML section ``gvr_topk``; it overrules the YAML too.
 ``TRTLLM_GVR_TOPK_YAML``
@@ -51,6 +54,7 @@ ENABLE_SGLANG = "GVR_TOPK_SGLANG"
 ENABLE_SAMPLER = "GVR_TOPK_SAMPLER"
 METRICS_DIR_VLLM = "GVR_TOPK_VLLM_METRICS_DIR"
 ENABLE_TRTLLM = "TRTLLM_GVR_TOPK"
+ENABLE_SAMPLER_TRTLLM = "TRTLLM_GVR_TOPK_SAMPLER"
 OPTIONS = "TRTLLM_GVR_TOPK_OPTIONS"
 YAML = "TRTLLM_GVR_TOPK_YAML"
 METRICS_DIR_TRTLLM = "TRTLLM_GVR_TOPK_METRICS_DIR"
@@ -87,15 +91,15 @@ def user_mode(variable: str) -> Mode | None:
         raise ValueError(f"{variable}: wanted 0, 1 or force, got {value!r}") from None
 
 
-def sampler() -> bool:
-    """Whether ``GVR_TOPK_SAMPLER`` asks for the functions of a sampler.
+def sampler(variable: str = ENABLE_SAMPLER) -> bool:
+    """Whether a variable, by default ``GVR_TOPK_SAMPLER``, asks for the functions of a sampler.
 
     Raises
     ------
     ValueError
         As for `user_mode`.
     """
-    return user_mode(ENABLE_SAMPLER) in (Mode.ON, Mode.FORCE)
+    return user_mode(variable) in (Mode.ON, Mode.FORCE)
 
 
 def verify_calls() -> int:
@@ -171,6 +175,7 @@ def describe() -> list[tuple[str, str]]:
         ENABLE_VLLM: lambda: user_mode(ENABLE_VLLM),
         ENABLE_SGLANG: lambda: user_mode(ENABLE_SGLANG),
         ENABLE_SAMPLER: sampler,
+        ENABLE_SAMPLER_TRTLLM: lambda: sampler(ENABLE_SAMPLER_TRTLLM),
         VERIFY: verify_calls,
         VERIFY_TRTLLM: verify_calls,
     }

@@ -14,6 +14,7 @@ import logging
 import site
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations._kit.counters import Counters, Snapshot
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import LogOnce, one_line
-from gvr_topk.integrations._kit.signatures import Finding, PatchPoint, check_live
+from gvr_topk.integrations._kit.signatures import Checker, Finding, PatchPoint, check_live
 from gvr_topk.integrations._kit.transaction import Transaction
 from gvr_topk.integrations.tensorrt_llm.inspection import (
     Inspection,
@@ -40,8 +41,10 @@ from gvr_topk.integrations.tensorrt_llm.upstream import (
     CONFIG,
     DSA_MODULES,
     ENGINE,
+    FUSED_SAMPLER,
     LLM_ARGS,
     NAME,
+    SAMPLER_POINTS,
     TOP_K,
     UpstreamShape,
 )
@@ -78,7 +81,10 @@ class _Integration:
         if module.__name__ == LLM_ARGS:
             self._accept_keys(module)
         elif not self.refused and not environment.disabled():
-            self._connect_layers(module)
+            if module.__name__ == FUSED_SAMPLER:
+                self._connect_sampler({FUSED_SAMPLER: module})
+            else:
+                self._connect_layers(module)
 
     def _accept_keys(self, module: ModuleType) -> None:
         from gvr_topk.integrations.tensorrt_llm import llm_config
@@ -99,6 +105,8 @@ class _Integration:
             bad = inspect_engine(root_of_engine(), {LLM_ARGS: module}).bad
             if bad:
                 self._refuse(refusal(version(), bad[0]))
+            else:
+                self._connect_sampler({})
 
     def note(self, enable: bool | None = None, options: Mapping[str, Any] | None = None) -> None:
         """Publish what a validated configuration asks for, or say that it is ignored."""
@@ -140,6 +148,29 @@ class _Integration:
             self._replace_op(shape, module, hook)
         else:
             hook.before_first_step = lambda: self._replace_late_op(shape, module, hook)
+
+    def _connect_sampler(self, loaded: dict[str, ModuleType]) -> None:
+        """Wrap the fused sampler if it is asked for and loaded, or say what is unlike the known one."""
+        try:
+            if not environment.sampler(environment.ENABLE_SAMPLER_TRTLLM):
+                return
+            checker = Checker(root_of_engine(), loaded)
+            bad = [finding for point in SAMPLER_POINTS if not (finding := checker.check(point)).good]
+            if bad:
+                raise PatchRefused(str(bad[0]))
+            for module in loaded.values():
+                self._wrap_sampler(module)
+        except Exception as error:  # TensorRT-LLM must start even if its sampler is another one
+            why = error if isinstance(error, (PatchRefused, ValueError)) else one_line(error)
+            self.say("warning", f"sampling stays {NAME}'s own: {why}")
+
+    def _wrap_sampler(self, module: ModuleType) -> None:
+        from gvr_topk.integrations.tensorrt_llm.sampler import FusedProbs, FusedTokens, FusedTokensAndProbs
+
+        hooks = (FusedTokens, FusedTokensAndProbs, FusedProbs)
+        for point, hook in zip(SAMPLER_POINTS, hooks, strict=True):
+            self.layers.wrap(module, point.name, hook(NAME, self.counters.count, self.say).wrap)
+        self.done.add(module.__name__)
 
     def _replace_op(self, shape: UpstreamShape, module: ModuleType, hook: LayerHook) -> None:
         import torch
@@ -249,6 +280,9 @@ def describe(arch: int | None = None) -> list[tuple[str, str]]:
     known = "unlike any known" if inspection.bad else inspection.shape.versions
     rows = [("TensorRT-LLM", f"{version()} in {root}"), (fits, known)]
     rows += [finding.row for finding in inspection.findings]
+    with suppress(ValueError):  # what is wrong with the variable stands with the others
+        if environment.sampler(environment.ENABLE_SAMPLER_TRTLLM):
+            rows += [Checker(root, {}).check(point).row for point in SAMPLER_POINTS]
     watching = gvr_topk_autoload.Finder.state()
     rows.append(("import hook", watching or f"not active: {_why_no_hook()}"))
     rows.append(("would happen", _outlook(root, inspection, bool(watching), arch)))

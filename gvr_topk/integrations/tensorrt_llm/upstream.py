@@ -10,11 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gvr_topk.config import SWITCH
+from gvr_topk.integrations._kit.environment import ENABLE_SAMPLER_TRTLLM
 from gvr_topk.integrations._kit.signatures import PatchPoint
 
 NAME, ENGINE = "TensorRT-LLM", "tensorrt_llm"
 LLM_ARGS = "tensorrt_llm.llmapi.llm_args"
 TOP_K = "tensorrt_llm._torch.modules.top_k"
+FUSED_SAMPLER = "tensorrt_llm._torch.pyexecutor.sampler.ops.fused"
+"""Came with pull request 18515 in September 2026; older versions do not have it."""
 
 SUPPORTED = "1.2 to 1.4.0rc1"
 """Versions whose sources the table was written from."""
@@ -156,6 +159,18 @@ MANAGER_OBJECT = PatchPoint(
     ("layer_offsets", "num_local_layers"),
     "read when the state is allocated",
 )
+
+_FILTERS = ("logits", "temperatures", "top_ks", "top_ps", "min_ps")
+_WRAPPED = f"with {ENABLE_SAMPLER_TRTLLM}=1 wrapped: runs our op; the original stays as the fallback"
+SAMPLER_POINTS = tuple(
+    PatchPoint(name, "function", FUSED_SAMPLER, parameters, _WRAPPED)
+    for name, parameters in (
+        ("fused_sample_from_logits", (*_FILTERS, "seed", "offset")),
+        ("fused_sample_from_logits_with_probs", (*_FILTERS, "seed", "offset")),
+        ("fused_compute_probs_from_logits", _FILTERS),
+    )
+)
+"""The fused sampler. Without one of these functions only sampling stays TensorRT-LLM's own."""
 
 _BACKEND = "tensorrt_llm._torch.attention_backend.sparse.dsa"
 _MOVED = "tensorrt_llm._torch.attention.backends.sparse.dsa"

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from gvr_topk.constants import MAX_RANKED_TOKENS
+from gvr_topk.integrations._kit.replacement import Replacement, readable
 from gvr_topk.integrations._kit.verify import Differs
-from gvr_topk.integrations.vllm.replacement import Replacement, readable
 from gvr_topk.integrations.vllm.upstream import OUTPUTS_MODULE
 from gvr_topk.sampling import TopkLogprobs, topk_logprobs
 

@@ -46,7 +46,7 @@ class CallMetrics:
     def count(self, path: str, reason: str) -> None:
         """Count one call, eager or captured."""
         key = path, reason
-        self.counters.calls[key] += 1
+        self.counters.count(path, reason)
         if self._metric is not None:
             if key not in self._children:
                 self._children[key] = self._metric.labels(*key)

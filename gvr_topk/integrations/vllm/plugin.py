@@ -75,8 +75,8 @@ class _Integration:
             return
         self.hook = LayerHook(self.metrics, mode, self.say)
         if environment.sampler():
-            self.logprobs = LogprobsHook(self.metrics, self.say)
-            self.sampler = SamplerHook(self.metrics, self.say)
+            self.logprobs = LogprobsHook(ENGINE.name, self.metrics.count, self.say)
+            self.sampler = SamplerHook(ENGINE.name, self.metrics.count, self.say)
         try:
             self.metrics.open()
         except (ImportError, ValueError) as error:

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gvr_topk.integrations._kit.replacement import Replacement, readable
 from gvr_topk.integrations._kit.verify import Differs
-from gvr_topk.integrations.vllm.replacement import Replacement, readable
 from gvr_topk.integrations.vllm.upstream import SAMPLE
 from gvr_topk.sampling import LIMIT_WORDS, apply_limits_, arithmetic, sample
 

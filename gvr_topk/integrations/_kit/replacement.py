@@ -1,4 +1,4 @@
-"""A function of vLLM that one of our ops replaces call by call; vLLM's own stays as the fallback."""
+"""A function of an engine that one of our ops replaces call by call; the original stays as the fallback."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from gvr_topk.contract import DTYPES
@@ -14,8 +15,6 @@ from gvr_topk.integrations._kit.counters import ORIGINAL, OURS
 from gvr_topk.integrations._kit.log import Say
 from gvr_topk.integrations._kit.switch import Switch
 from gvr_topk.integrations._kit.verify import Verifier
-from gvr_topk.integrations.vllm.metrics import CallMetrics
-from gvr_topk.integrations.vllm.upstream import ENGINE
 
 Call = TypeVar("Call")
 
@@ -26,11 +25,14 @@ def readable(logits: Tensor) -> bool:
 
 
 class Replacement(ABC, Generic[Call]):
-    """Serves calls of one function in one vLLM process.
+    """Serves calls of one function in one process of an engine.
 
     Parameters
     ----------
-    metrics : CallMetrics
+    engine : str
+        What the log calls the engine.
+    count : callable
+        Counts one call by its path and reason.
     say : Say
 
     Attributes
@@ -38,31 +40,33 @@ class Replacement(ABC, Generic[Call]):
     reason : str
         Reason counted for calls that our op computes, and the beginning of the reasons of all other calls.
     kind, own : str
-        What the log calls these calls, and vLLM's own function, as in `Switch`.
+        What the log calls these calls, and the engine's own function, as in `Switch`.
     """
 
     reason: ClassVar[str]
     kind: ClassVar[str]
     own: ClassVar[str] = ""
 
-    def __init__(self, metrics: CallMetrics, say: Say) -> None:
-        self.verifier = Verifier.if_asked_for(ENGINE.name, say)
+    def __init__(self, engine: str, count: Callable[[str, str], None], say: Say) -> None:
+        self.verifier = Verifier.if_asked_for(engine, say)
         self.say = say
-        self._metrics = metrics
-        self._switch = Switch(ENGINE.name, say, self.kind, self.own)
+        self._count = count
+        self._switch = Switch(engine, say, self.kind, self.own)
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the function."""
 
         @functools.wraps(original)
         def replaced(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # what is traced is called without Python
+                return original(*args, **kwargs)
             results = self._results(lambda: original(*args, **kwargs), args, kwargs)
             return original(*args, **kwargs) if results is None else results
 
         return replaced
 
     def _results(self, original: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Compute one call with our op; None when vLLM has to do it, and the reason is counted."""
+        """Compute one call with our op; None when the engine has to do it, and the reason is counted."""
         reason = self._switch.failed
         if not reason:
             try:
@@ -73,9 +77,9 @@ class Replacement(ABC, Generic[Call]):
             except Exception as error:  # the original can still compute
                 reason = self._switch.fail(error)
         if reason:
-            self._metrics.count(ORIGINAL, f"{self.reason} {reason}")
+            self._count(ORIGINAL, f"{self.reason} {reason}")
             return None
-        self._metrics.count(OURS, self.reason)
+        self._count(OURS, self.reason)
         self._switch.announce(lambda: self.announcement(call))
         return results
 
@@ -85,7 +89,7 @@ class Replacement(ABC, Generic[Call]):
 
     @abstractmethod
     def reason_against(self, call: Call) -> str:
-        """Return why vLLM has to do a call; empty when our op can do it. It must not wait for the GPU."""
+        """Return why the engine has to do a call; empty when our op can. It must not wait for the GPU."""
 
     @abstractmethod
     def run(self, call: Call, original: Callable[[], Any]) -> Any:
