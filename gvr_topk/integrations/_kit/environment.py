@@ -12,7 +12,8 @@
     vLLM and ``0`` for SGLang.
 ``GVR_TOPK_SAMPLER``
     ``1``, or ``force``, on: `gvr_topk.sampling` draws the tokens of vLLM's V2 model runner, and computes the
-    log-probabilities. Unset is ``0``. It needs the integration itself to be on.
+    log-probabilities. ``drafts`` is that, and accepts the drafts that equal the tokens drawn. Unset is ``0``.
+    It needs the integration itself to be on.
 ``GVR_TOPK_VLLM_METRICS_DIR``
     Directory in which every process of vLLM keeps a file of its counters in Prometheus text format.
 ``TRTLLM_GVR_TOPK``
@@ -63,6 +64,8 @@ class Mode(Enum):
     OFF = "0"
     ON = "1"
     FORCE = "force"
+    DRAFTS = "drafts"
+    """On, and drafts too; of `ENABLE_SAMPLER` alone."""
 
 
 def disabled() -> bool:
@@ -76,26 +79,27 @@ def user_mode(variable: str) -> Mode | None:
     Raises
     ------
     ValueError
-        The variable holds something else than ``0``, ``1`` or ``force``.
+        The variable holds something else than ``0``, ``1`` or ``force``; the sampler's may hold ``drafts``.
     """
     value = os.environ.get(variable, "").strip().lower()
     if not value:
         return None
-    try:
-        return Mode(value)
-    except ValueError:
-        raise ValueError(f"{variable}: wanted 0, 1 or force, got {value!r}") from None
+    modes = {mode.value: mode for mode in Mode if mode is not Mode.DRAFTS or variable == ENABLE_SAMPLER}
+    if value not in modes:
+        *wanted, last = modes
+        raise ValueError(f"{variable}: wanted {', '.join(wanted)} or {last}, got {value!r}")
+    return modes[value]
 
 
-def sampler() -> bool:
-    """Whether ``GVR_TOPK_SAMPLER`` asks for the functions of a sampler.
+def sampler() -> Mode:
+    """Return what ``GVR_TOPK_SAMPLER`` asks for.
 
     Raises
     ------
     ValueError
         As for `user_mode`.
     """
-    return user_mode(ENABLE_SAMPLER) in (Mode.ON, Mode.FORCE)
+    return user_mode(ENABLE_SAMPLER) or Mode.OFF
 
 
 def verify_calls() -> int:
