@@ -80,8 +80,8 @@ def test_every_caller_is_served(log: list[str], dtype: torch.dtype, early: bool,
     tokens = torch.tensor([[9, 10, 11], [12, -1, -1], [13, 14, -1]])
     starts, lengths = torch.tensor([0, 3, 4, 6], dtype=torch.int32), torch.tensor([3, 1, 2])
     for adaptive in (False, True):
-        verifier = rejection.RejectionSampler(sampler.Sampler(), adaptive)
-        got = verifier._get_logprobs_tensors(tokens, lengths, logits, starts, 5)
+        verifier = rejection.RejectionSampler(sampler.Sampler(), enable_adaptive_verification=adaptive)
+        got = verifier._get_logprobs_tensors(tokens, lengths, logits, starts, starts.numpy(), 5)
         assert_like(got, logits, 5, torch.arange(9, 15))
         assert got.cu_num_generated_tokens == (None if adaptive else [0, 3, 4, 6])
         on_device = got.cu_num_generated_tokens_tensor
@@ -247,7 +247,7 @@ def test_doctor(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GVR_TOPK_SAMPLER", "0")
     assert dict(integration.describe())["would happen"].endswith("is auto")
     monkeypatch.setenv("GVR_TOPK_SAMPLER", "all")
-    wrong = "GVR_TOPK_SAMPLER: wanted 0, 1 or force, got 'all'"
+    wrong = "GVR_TOPK_SAMPLER: wanted 0, 1, force or drafts, got 'all'"
     assert dict(integration.describe())["would happen"] == f"nothing: {wrong}"
     assert ("GVR_TOPK_SAMPLER", f"refused: {wrong}") in environment.describe()
     integration.register()

@@ -94,6 +94,31 @@ def sampler_batch(places: Sequence[int], start: int = 0, device: str = "cpu") ->
     )
 
 
+def draft_batch(
+    places: Sequence[int], starts: Sequence[int], drafts: Sequence[Sequence[int]], device: str = "cpu"
+) -> Any:
+    """Make a step of requests, each of which is given its last token, at a position, and then drafts."""
+    counts = [1 + len(each) for each in drafts]
+    inputs = [token for each in drafts for token in (0, *each)]
+    local = torch.tensor([at for count in counts for at in range(count)], dtype=torch.int32)
+    ends = np.cumsum([0, *counts], dtype=np.int32)
+    mapping = torch.tensor(places, device=device)
+    repeats = torch.tensor(counts)
+    return importlib.import_module("vllm.v1.worker.gpu.input_batch").InputBatch(
+        idx_mapping=mapping,
+        idx_mapping_np=np.array(places),
+        expanded_idx_mapping=mapping.cpu().repeat_interleave(repeats).to(device),
+        expanded_local_pos=local.to(device),
+        input_ids=torch.tensor(inputs, dtype=torch.int32, device=device),
+        positions=(torch.tensor(starts).repeat_interleave(repeats) + local).to(device),
+        logits_indices=torch.arange(len(inputs), device=device),
+        seq_lens_cpu_upper_bound=torch.tensor(starts) + repeats,
+        cu_num_logits=torch.tensor(ends, device=device),
+        cu_num_logits_np=ends,
+        seq_lens=(torch.tensor(starts) + repeats).to(device),
+    )
+
+
 def logits_of(rows: int, seed: int = 0, dtype: torch.dtype = torch.float32, width: int = 300) -> torch.Tensor:
     """Make logits with masked tokens; the rows are longer than the vocabulary."""
     draw = torch.Generator().manual_seed(seed)
@@ -103,12 +128,12 @@ def logits_of(rows: int, seed: int = 0, dtype: torch.dtype = torch.float32, widt
 
 
 def native(sampler: Any) -> Any:
-    """Return a call of vLLM's own sampler, where ours is on."""
-    cls = type(sampler)
+    """Return a call of vLLM's own sampler or rejection sampler, where ours is on."""
+    cls, name = type(sampler), "sample" if hasattr(sampler, "sample") else "_verify"
 
     def call(*arguments: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cls, "sample", cls.sample.__wrapped__)
+            patch.setattr(cls, name, getattr(cls, name).__wrapped__)
             return sampler(*arguments)
 
     return call

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from vllm_engine import Runner, fake_vllm, logits_of, sampler_batch, sampler_with
+from vllm_engine import Runner, draft_batch, fake_vllm, logits_of, sampler_batch, sampler_with
 
 from eval.engines.vllm_compare import Comparison
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import plugin
-from gvr_topk.integrations.vllm.upstream import SAMPLER_MODULES
-from gvr_topk.sampling import sample, topk_logprobs
+from gvr_topk.integrations.vllm.upstream import SAMPLER_MODULES, VERIFY_DRAFTS
+from gvr_topk.sampling import sample, topk_logprobs, verify
 
 pytestmark = pytest.mark.gpu
 
@@ -151,4 +151,39 @@ def test_sampler(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
         for _ in range(2):
             assert sampler(wide, sampler_batch([1], 0, "cuda")).sampled_token_ids == wide.argmax()
         assert integration.counters().calls["original", "sampler error: ValueError"] == 2
+        integration.unregister()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_drafts(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """The tokens of the CPU, and of greedy requests the fake's own, with right drafts and wrong ones."""
+    monkeypatch.delenv("GVR_TOPK_DISABLE", raising=False)
+    monkeypatch.setenv("GVR_TOPK_SAMPLER", "drafts")
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "100")
+    width, steps, places = 128_256, 3, range(12)
+    logits = logits_of(12 * (1 + steps), dtype=dtype, width=width)
+    with fake_vllm():
+        importlib.import_module("vllm.v1.worker.gpu.buffer_utils").DEVICE = "cuda"
+        integration.register()
+        sampler = sampler_with(vocab_size=width)
+        states = sampler.sampling_states
+        parameters = {
+            name: getattr(states, name).cpu for name in ("temperature", "top_k", "top_p", "min_p", "seeds")
+        }
+        rows = draft_batch(places, [5] * 12, [[0] * steps] * 12)
+        parameters |= {
+            "slots": rows.expanded_idx_mapping.int(),
+            "positions": rows.positions,
+            "noise": "murmur",
+        }
+        right = sample(logits, **parameters).view(12, 1 + steps)[:, :steps].tolist()
+        for place in places:
+            right[place][place % (1 + steps) :] = [place] * (steps - place % (1 + steps))
+        batch = draft_batch(places, [5] * 12, right, "cuda")
+        module = importlib.import_module(VERIFY_DRAFTS.module)
+        got = module.RejectionSampler(sampler, steps)(logits.cuda(), batch)
+        wanted = verify(logits, batch.input_ids.cpu(), steps, **parameters)
+        assert torch.equal(got.sampled_token_ids.cpu(), wanted.tokens)
+        assert torch.equal(got.num_sampled.cpu(), wanted.lengths) and wanted.lengths.unique().numel() > 2
+        assert integration.counters().calls == {("gvr_topk", "drafts"): 1}
         integration.unregister()

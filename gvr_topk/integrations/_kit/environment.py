@@ -12,7 +12,8 @@
     vLLM and ``0`` for SGLang.
 ``GVR_TOPK_SAMPLER``
     ``1``, or ``force``, on: `gvr_topk.sampling` draws the tokens of vLLM's V2 model runner, and computes the
-    log-probabilities; it draws SGLang's tokens, too. Unset is ``0``. The integration itself has to be on.
+    log-probabilities; it draws SGLang's tokens, too. ``drafts`` is that, and accepts the drafts of vLLM that
+    equal the tokens drawn. Unset is ``0``. The integration itself has to be on.
 ``GVR_TOPK_VLLM_METRICS_DIR``
     Directory in which every process of vLLM keeps a file of its counters in Prometheus text format.
 ``TRTLLM_GVR_TOPK``
@@ -67,6 +68,8 @@ class Mode(Enum):
     OFF = "0"
     ON = "1"
     FORCE = "force"
+    DRAFTS = "drafts"
+    """On, and drafts too; of `ENABLE_SAMPLER` alone."""
 
 
 def disabled() -> bool:
@@ -80,15 +83,16 @@ def user_mode(variable: str) -> Mode | None:
     Raises
     ------
     ValueError
-        The variable holds something else than ``0``, ``1`` or ``force``.
+        The variable holds something else than ``0``, ``1`` or ``force``; the sampler's may hold ``drafts``.
     """
     value = os.environ.get(variable, "").strip().lower()
     if not value:
         return None
-    try:
-        return Mode(value)
-    except ValueError:
-        raise ValueError(f"{variable}: wanted 0, 1 or force, got {value!r}") from None
+    modes = {mode.value: mode for mode in Mode if mode is not Mode.DRAFTS or variable == ENABLE_SAMPLER}
+    if value not in modes:
+        *wanted, last = modes
+        raise ValueError(f"{variable}: wanted {', '.join(wanted)} or {last}, got {value!r}")
+    return modes[value]
 
 
 def sampler(variable: str = ENABLE_SAMPLER) -> bool:
@@ -99,7 +103,18 @@ def sampler(variable: str = ENABLE_SAMPLER) -> bool:
     ValueError
         As for `user_mode`.
     """
-    return user_mode(variable) in (Mode.ON, Mode.FORCE)
+    return user_mode(variable) not in (None, Mode.OFF)
+
+
+def drafts() -> bool:
+    """Whether ``GVR_TOPK_SAMPLER`` asks for what accepts drafts.
+
+    Raises
+    ------
+    ValueError
+        As for `user_mode`.
+    """
+    return user_mode(ENABLE_SAMPLER) is Mode.DRAFTS
 
 
 def verify_calls() -> int:

@@ -18,8 +18,10 @@ from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations._kit.counters import Snapshot
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import LogOnce, one_line
+from gvr_topk.integrations._kit.replacement import Replacement
 from gvr_topk.integrations._kit.signatures import Checker, PatchPoint, check_live
 from gvr_topk.integrations._kit.transaction import Transaction
+from gvr_topk.integrations.vllm.drafts import DraftsHook
 from gvr_topk.integrations.vllm.hook import LayerHook
 from gvr_topk.integrations.vllm.imports import unwatch, watch
 from gvr_topk.integrations.vllm.logprobs import LogprobsHook
@@ -41,6 +43,7 @@ from gvr_topk.integrations.vllm.upstream import (
     TOP_K_MODULE,
     TOPK_SCORES,
     V1_RUNNER_MODULE,
+    VERIFY_DRAFTS,
 )
 
 LOGGER = "vllm.gvr_topk"
@@ -60,6 +63,7 @@ class _Integration:
         self.hook: LayerHook | None = None
         self.logprobs: LogprobsHook | None = None
         self.sampler: SamplerHook | None = None
+        self.drafts: DraftsHook | None = None
         self.started = False
         self.refused = ""
         self.connected: set[str] = set()
@@ -77,6 +81,8 @@ class _Integration:
         if environment.sampler():
             self.logprobs = LogprobsHook(ENGINE.name, self.metrics.count, self.say)
             self.sampler = SamplerHook(ENGINE.name, self.metrics.count, self.say)
+        if environment.drafts():
+            self.drafts = DraftsHook(ENGINE.name, self.metrics.count, self.say)
         try:
             self.metrics.open()
         except (ImportError, ValueError) as error:
@@ -112,9 +118,11 @@ class _Integration:
             self._wrap_if_known(module, TOPK_SCORES, self.logprobs, "log-probabilities stay")
             if name == SAMPLE.module:
                 self._wrap_if_known(module, SAMPLE, self.sampler, "sampling stays")
+            elif name == VERIFY_DRAFTS.module:
+                self._wrap_if_known(module, VERIFY_DRAFTS, self.drafts, "drafts stay")
 
     def _wrap_if_known(
-        self, module: ModuleType, point: PatchPoint, hook: LogprobsHook | SamplerHook | None, what: str
+        self, module: ModuleType, point: PatchPoint, hook: Replacement[Any] | None, what: str
     ) -> None:
         """Wrap a function that may be unlike the known one, if it is asked for."""
         if hook is None:
@@ -205,7 +213,14 @@ def describe() -> list[tuple[str, str]]:
         return [("vLLM", "not installed")]
     checker = Checker(root, {})
     findings = [checker.check(point) for point in POINTS]
-    optional = {"log-probabilities": checker.check(TOPK_SCORES), "the sampler": checker.check(SAMPLE)}
+    optional = {
+        what: checker.check(point)
+        for what, point in (
+            ("log-probabilities", TOPK_SCORES),
+            ("the sampler", SAMPLE),
+            ("drafts", VERIFY_DRAFTS),
+        )
+    }
     rows = [("vLLM", f"{ENGINE.version()} in {root}"), ("entry point", _entry_point())]
     rows += [finding.row for finding in (*findings, *optional.values())]
     bad = [finding for finding in findings if not finding.good]
@@ -220,6 +235,8 @@ def describe() -> list[tuple[str, str]]:
         else ("where sparse_indexer_topk_backend is auto")
     )
     if not reason and environment.sampler():
+        if not environment.drafts():
+            del optional["drafts"]
         where += "".join(f", and {what}" for what, finding in optional.items() if finding.good)
     rows.append(
         ("would happen", f"nothing: {reason}" if reason else f"decode and prefill top-k are replaced {where}")

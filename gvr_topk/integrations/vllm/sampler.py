@@ -64,24 +64,24 @@ class SamplerHook(Replacement[SampleCall]):
         return SampleCall(*args, **kwargs)
 
     def reason_against(self, call: SampleCall) -> str:
-        reason = _reason_against(call)
+        reason = reason_against(call)
         if reason:
             self.say("info", f"{self.kind}: {SAMPLE.name} of vLLM draws calls {reason}")
         return reason
 
     def run(self, call: SampleCall, original: Callable[[], Any]) -> tuple[Tensor, Tensor]:
-        limits = _limits(call.logits) if _wants_filtered_logits(call) else None
+        limits = limits_if_read(call)
         tokens = _draw(call, call.logits, call.expanded_idx_mapping, call.pos, limits=limits)
         if self.verifier is not None and self.verifier.compares(self.reason, call.logits.device):
             with _native_noise(call.sampler):
                 self.verifier.compare(self.reason, original, lambda theirs: _agree(call, tokens, theirs[0]))
-        return tokens, call.logits if limits is None else _filtered(call, limits)
+        return tokens, processed_logits(call, limits)
 
     def announcement(self, call: SampleCall) -> str:
         return "tokens of the V2 model runner: temperature, min-p, top-k, top-p and draw"
 
 
-def _reason_against(call: SampleCall) -> str:
+def reason_against(call: SampleCall) -> str:
     """Return why vLLM has to draw; what it asks stands on the host."""
     sampler, requests = call.sampler, call.idx_mapping_np
     if type(sampler) is not sys.modules[SAMPLE.module].Sampler:
@@ -108,29 +108,35 @@ def _changes_logits(state: Any, requests: np.ndarray[Any, Any]) -> bool:
     return bool(getattr(mirror, "np", mirror)[requests].any())
 
 
-def _draw(call: SampleCall, logits: Tensor, slots: Tensor, positions: Tensor, **others: Any) -> Tensor:
-    """Draw a token of each row; `others` are outputs, and parameters in place of the requests'."""
+def parameters(call: SampleCall, slots: Tensor, positions: Tensor, **others: Any) -> dict[str, Any]:
+    """Arguments of our draw; `others` are outputs, and parameters in place of the requests'."""
     states = call.sampler.sampling_states
-    parameters = {"top_p": states.top_p.gpu, "min_p": states.min_p.gpu, **others}
-    return sample(
-        logits,
-        temperature=states.temperature.gpu,
-        top_k=states.top_k.gpu,
-        slots=slots.to(torch.int32),
-        seeds=states.seeds.gpu,
-        positions=positions,
-        order="vllm",
-        noise="murmur",
-        **parameters,
-    )
+    return {
+        "temperature": states.temperature.gpu,
+        "top_k": states.top_k.gpu,
+        "top_p": states.top_p.gpu,
+        "min_p": states.min_p.gpu,
+        "slots": slots.to(torch.int32),
+        "seeds": states.seeds.gpu,
+        "positions": positions,
+        "order": "vllm",
+        "noise": "murmur",
+        **others,
+    }
 
 
-def _wants_filtered_logits(call: SampleCall) -> bool:
-    """Whether vLLM makes masks or log-probabilities of other logits than it has: scaled or filtered ones."""
+def _draw(call: SampleCall, logits: Tensor, slots: Tensor, positions: Tensor, **others: Any) -> Tensor:
+    """Draw a token of each row, with `parameters`."""
+    return sample(logits, **parameters(call, slots, positions, **others))
+
+
+def limits_if_read(call: SampleCall) -> Tensor | None:
+    """Allocate limits if vLLM makes masks or log-probabilities of scaled or filtered logits."""
     sampler, modes = call.sampler, sys.modules[SAMPLE.module].PROCESSED_LOGPROBS_MODES
     if not sampler.needs_logits_processing[call.idx_mapping_np].any():
-        return False
-    return bool(sampler.return_sampling_mask or (call.return_logprobs and sampler.logprobs_mode in modes))
+        return None
+    read = sampler.return_sampling_mask or (call.return_logprobs and sampler.logprobs_mode in modes)
+    return _limits(call.logits) if read else None
 
 
 def _limits(logits: Tensor) -> Tensor:
@@ -138,8 +144,13 @@ def _limits(logits: Tensor) -> Tensor:
     return torch.empty((len(logits), LIMIT_WORDS), dtype=torch.int32, device=logits.device)
 
 
-def _filtered(call: SampleCall, limits: Tensor) -> Tensor:
-    """Return what is kept of the logits over the temperature, else -inf, in fp32; greedy rows as they are."""
+def processed_logits(call: SampleCall, limits: Tensor | None) -> Tensor:
+    """Return what is kept of the logits over the temperature, else -inf, in fp32; greedy rows as they are.
+
+    Without limits, these are the logits of the call.
+    """
+    if limits is None:
+        return call.logits
     temperature = call.sampler.sampling_states.temperature.gpu[call.expanded_idx_mapping, None]
     limits.masked_fill_(temperature == 0, 0)  # which keeps everything
     logits = apply_limits_(call.logits.to(torch.float32, copy=True), limits)

@@ -20,9 +20,10 @@ CONTEXT_MODULE = "vllm.forward_context"
 
 OUTPUTS_MODULE = "vllm.v1.outputs"
 SAMPLER_MODULE = "vllm.v1.worker.gpu.sample.sampler"
+REJECTION_MODULE = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
 SAMPLER_MODULES = (
     SAMPLER_MODULE,
-    "vllm.v1.worker.gpu.spec_decode.rejection_sampler",
+    REJECTION_MODULE,
     "vllm.v1.worker.gpu.sample.prompt_logprob",
 )
 """Modules of the V2 model runner that call `TOPK_SCORES`, each by a name of its own."""
@@ -90,6 +91,17 @@ SAMPLE = PatchPoint(
     ),
     f"with {ENABLE_SAMPLER}=1 wrapped: draws with our op; the original stays as the fallback",
 )
+VERIFY_DRAFTS = PatchPoint(
+    "RejectionSampler._verify",
+    "method",
+    REJECTION_MODULE,
+    (
+        *("self", "logits", "draft_logits", "draft_sampled", "pos", "cu_num_logits", "idx_mapping"),
+        *("idx_mapping_np", "expanded_idx_mapping", "expanded_local_pos", "seq_lens_upper_bound_np"),
+        "verify_draft_sampled",
+    ),
+    f"with {ENABLE_SAMPLER}=drafts wrapped: verifies with our op; the original stays as the fallback",
+)
 BUILDER_OBJECT = PatchPoint(
     "DeepseekV32IndexerMetadataBuilder()",
     "instance",
@@ -113,8 +125,8 @@ COMMON_OBJECT = PatchPoint(
 )
 
 POINTS = (TOP_K, PREFILL, BUILD, INDEXER, BUILDER_OBJECT, METADATA_OBJECT, COMMON_OBJECT)
-"""All points that must be there, in the order in which they are reported. Without `TOPK_SCORES` or
-`SAMPLE`, only log-probabilities or draws stay vLLM's own."""
+"""All points that must be there, in the order in which they are reported. Without `TOPK_SCORES`,
+`SAMPLE` or `VERIFY_DRAFTS`, only log-probabilities, draws or drafts stay vLLM's own."""
 
 WATCHED = (TOP_K_MODULE, INDEXER_MODULE, BUILDER_MODULE, ATTENTION_MODULE, *SAMPLER_MODULES, V1_RUNNER_MODULE)
 """Modules that are patched, or noticed, after their import."""

@@ -11,3 +11,5 @@ class SamplerOutput:
     logprobs_tensors: LogprobsTensors | None
     sampling_mask: torch.Tensor | None = None
     """In vLLM `sampling_mask_tensors`: ids and bits; here which logits are finite."""
+    num_sampled: torch.Tensor | None = None
+    num_rejected: torch.Tensor | None = None

@@ -7,6 +7,7 @@ from vllm.config.model import PROCESSED_LOGPROBS_MODES
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p, flashinfer_sample
+from vllm.v1.worker.gpu.buffer_utils import UvaBackedTensor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
@@ -47,6 +48,7 @@ class Sampler:
         self.logprob_token_ids_state = LogprobTokenIdsState(token_ids or [])
         self.thinking_budget_state = ThinkingBudgetState(max_num_reqs, thinking)
         self.needs_logits_processing = np.zeros(max_num_reqs, dtype=bool)
+        self.prefill_len = UvaBackedTensor(max_num_reqs, dtype=torch.int32)  # in vLLM in its `req_states`
         self.return_sampling_mask = return_sampling_mask
         self.use_flashinfer = use_flashinfer and not return_sampling_mask
         self.use_xpu_sampler = False

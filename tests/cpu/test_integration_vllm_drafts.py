@@ -1,0 +1,405 @@
+"""Drafts of a fake of vLLM 0.33's V2 runner, verified by our op if asked for; what vLLM verifies itself."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from vllm_engine import SAMPLING, draft_batch, logits_of, native, sampler_with
+from vllm_lines import fail, lines_of_draws
+
+from gvr_topk import sampling
+from gvr_topk.integrations import vllm as integration
+from gvr_topk.integrations._kit import environment
+from gvr_topk.integrations.vllm import drafts, plugin, sampler
+from gvr_topk.integrations.vllm.upstream import SAMPLE, VERIFY_DRAFTS
+
+SLOTS, LENGTH, STEPS = len(SAMPLING), 24, 3
+OURS, DRAWN = ("gvr_topk", "drafts"), ("gvr_topk", "sampler")
+LINE = "gvr_topk in vLLM 0.33.0: "
+ON = LINE + "on: drafts of the V2 model runner: accepted where they equal the tokens drawn"
+OFF = " vLLM's own rejection sampler serves from now on"
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    with lines_of_draws(monkeypatch) as lines:
+        monkeypatch.setenv("GVR_TOPK_SAMPLER", "drafts")
+        yield lines
+
+
+def calls() -> dict[tuple[str, str], int]:
+    return integration.counters().calls
+
+
+def rejection_sampler(one: Any, **given: Any) -> Any:
+    return importlib.import_module(VERIFY_DRAFTS.module).RejectionSampler(one, STEPS, **given)
+
+
+def stream_of(one: Any, table: Tensor) -> Tensor:
+    """The tokens of all requests without drafts; `table` has the logits of every request and position."""
+    places, none = range(SLOTS), [[] for _ in range(SLOTS)]
+    steps = (one(table[:, at], draft_batch(places, [at] * SLOTS, none)) for at in range(LENGTH))
+    return torch.cat([step.sampled_token_ids for step in steps], 1)
+
+
+def table_of(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.stack([logits_of(LENGTH + STEPS + 1, seed, dtype) for seed in range(SLOTS)])
+
+
+def rows_of(table: Tensor, places: Sequence[int], starts: Sequence[int], guesses: Sequence[Any]) -> Tensor:
+    """The logits of some requests behind their last token, at a position, and behind each of their drafts."""
+    each = zip(places, starts, guesses, strict=True)
+    return torch.cat([table[place, at : at + 1 + len(guess)] for place, at, guess in each])
+
+
+def right_drafts(one: Any, places: Sequence[int], counts: Sequence[int]) -> tuple[Tensor, Any, Tensor]:
+    """Logits and a step of requests whose drafts are all right, and the tokens from the first draft on."""
+    starts, table = [5] * len(places), table_of()
+    stream = stream_of(one, table)[places, 5 : 6 + STEPS]
+    guesses = [tokens[:count].tolist() for tokens, count in zip(stream, counts, strict=True)]
+    return rows_of(table, places, starts, guesses), draft_batch(places, starts, guesses), stream
+
+
+@pytest.mark.parametrize("chunk", [5, 1 << 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_stream_is_that_without_drafts(
+    log: list[str], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, chunk: int
+) -> None:
+    """Requests of all kinds with none to three drafts, right and wrong ones, and placeholders."""
+    integration.register()
+    one, table = sampler_with(), table_of(dtype)
+    two = rejection_sampler(one)
+    monkeypatch.setattr(importlib.import_module(VERIFY_DRAFTS.module), "MAX_CHUNK_LOGITS", chunk)
+    stream = stream_of(one, table)
+    at, accepted, rejected, steps = [0] * SLOTS, [0] * SLOTS, [0] * SLOTS, 0
+    while running := [place for place in range(SLOTS) if at[place] + STEPS < LENGTH]:
+        places = random.sample(running, random.randint(1, len(running)))
+        guesses = []
+        for place in places:
+            right = stream[place, at[place] : at[place] + random.randint(0, STEPS)].tolist()
+            guesses.append([t if random.random() < 0.7 else random.choice((-1, t ^ 1)) for t in right])
+        starts = [at[place] for place in places]
+        logits = rows_of(table, places, starts, guesses)
+        inputs = draft_batch(places, starts, guesses)
+        before = logits.clone()
+        got = two(logits, inputs)
+        assert got.sampled_token_ids.dtype == torch.int64 and got.num_sampled.dtype == torch.int32
+        assert torch.equal(logits, before)
+        for request, (place, guess) in enumerate(zip(places, guesses, strict=True)):
+            wanted = stream[place, at[place] : at[place] + 1 + STEPS]
+            agreed = [draft == token for draft, token in zip(guess, wanted.tolist(), strict=False)]
+            count = [*agreed, False].index(False) + 1
+            assert got.num_sampled[request] == count
+            assert got.num_rejected[request] == 1 + len(guess) - count
+            assert torch.equal(got.sampled_token_ids[request, :count], wanted[:count])
+            assert (got.sampled_token_ids[request, count:] == -1).all()
+            accepted[place] += count - 1
+            rejected[place] += 1 + len(guess) - count
+            at[place] += count
+        steps += 1
+    assert min(accepted) > 0 and min(rejected) > 0
+    assert calls()[DRAWN] == LENGTH and calls().keys() == {DRAWN, OURS}
+    assert calls()[OURS] == steps if chunk > 5 else calls()[OURS] > 2 * steps
+    assert log[1:] == [ON]
+
+
+def test_what_the_op_is_given(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits and the parameters are those of vLLM, where they lie."""
+    integration.register()
+    given: dict[str, Any] = {}
+
+    def run(logits: Tensor, tokens: Tensor, steps: int, **others: Any) -> Any:
+        given.update(others, logits=logits, tokens=tokens, steps=steps)
+        return sampling.verify(logits, tokens, steps, **others)
+
+    monkeypatch.setattr(drafts, "verify", run)
+    one = sampler_with()
+    logits, inputs = logits_of(6, dtype=torch.bfloat16), draft_batch([4, 5], [7, 20], [[1, 2, 3], [4]])
+    processed, *_ = rejection_sampler(one)._verify(*arguments(logits, inputs))
+    assert given["logits"] is processed is logits
+    assert given["tokens"].tolist() == [0, 1, 2, 3, 0, 4] and given["steps"] == STEPS
+    assert given["starts"].tolist() == [0, 4, 6] and given["starts"].dtype == torch.int32
+    for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
+        assert given[name] is getattr(one.sampling_states, name).gpu
+    assert given["positions"].tolist() == [7, 8, 9, 10, 20, 21]
+    assert given["slots"].tolist() == [4, 4, 4, 4, 5, 5] and given["slots"].dtype == torch.int32
+    assert (given["order"], given["noise"], given["limits"]) == ("vllm", "murmur", None)
+
+
+def arguments(logits: Tensor, inputs: Any) -> tuple[Any, ...]:
+    """Arguments of ``_verify`` for a whole step."""
+    tokens = inputs.input_ids[inputs.logits_indices]
+    return (
+        *(logits, None, tokens, inputs.positions[inputs.logits_indices], inputs.cu_num_logits),
+        *(inputs.idx_mapping, inputs.idx_mapping_np, inputs.expanded_idx_mapping),
+        *(inputs.expanded_local_pos, inputs.seq_lens_cpu_upper_bound.numpy(), tokens),
+    )
+
+
+def test_which_drafts_count(log: list[str]) -> None:
+    """A draft that the grammar has not checked ends a request's tokens; one of a prompt is a placeholder."""
+    integration.register()
+    one, places = sampler_with(), [1, 4, 8, 11]
+    two = rejection_sampler(one)
+    logits, inputs, stream = right_drafts(one, places, [STEPS] * 4)
+    assert two(logits, inputs).num_sampled.tolist() == [4, 4, 4, 4]
+    got = two(logits, inputs, invalid_drafts=inputs.expanded_local_pos == 2)
+    assert got.num_sampled.tolist() == [2, 2, 2, 2]
+    assert torch.equal(got.sampled_token_ids[:, :2], stream[:, :2])
+    one.prefill_len.gpu[4], one.prefill_len.gpu[8] = 9, 30  # ends with this step, goes on
+    got = two(logits, inputs)
+    assert got.num_sampled.tolist() == [4, 1, 0, 4] and got.num_rejected.tolist() == [0, 3, 0, 0]
+    assert calls()[OURS] == 3
+
+
+def test_drafts_that_are_dropped_on_the_device(log: list[str]) -> None:
+    """Behind adaptive verification only the device knows which rows are whose."""
+    integration.register()
+    one, places = sampler_with(), [1, 4, 8]
+    two = rejection_sampler(one, enable_adaptive_verification=True)
+    logits, inputs, stream = right_drafts(one, places, [1, 3, 0])
+    inputs.cu_num_logits_np = draft_batch(places, [5] * 3, [[0] * STEPS] * 3).cu_num_logits_np
+    got = two(logits, inputs)
+    assert got.num_sampled.tolist() == [2, 4, 1] and got.num_rejected.tolist() == [0, 0, 0]
+    assert torch.equal(got.sampled_token_ids[1], stream[1])
+    assert calls()[OURS] == 1
+
+
+def test_rows_of_no_request_are_skipped(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And they are not compared with vLLM's."""
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "1")
+    integration.register()
+    one = sampler_with([{"temperature": 0.0}, *SAMPLING[1:]])
+    logits, inputs, _ = right_drafts(one, [0, 1], [STEPS] * 2)
+    inputs.idx_mapping = torch.tensor([-1, 1])
+    inputs.expanded_idx_mapping[:4] = -1
+    got = rejection_sampler(one)(logits, inputs)
+    assert got.num_sampled.tolist() == [0, 4] and got.sampled_token_ids[0].tolist() == [-1] * 4
+    assert log[-2:] == [LINE + "verified 1 calls of drafts", ON] and calls()[OURS] == 1
+
+
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_what_is_made_of_the_logits(log: list[str], mode: str, masks: bool) -> None:
+    """Log-probabilities and masks are those of the same rows without drafts; logits are copied if need be."""
+    integration.register()
+    kinds = [{**kind, "logprobs": 3} for kind in SAMPLING]
+    one = sampler_with(kinds, logprobs_mode=mode, return_sampling_mask=masks)
+    two = rejection_sampler(one)
+    logits, inputs, _ = right_drafts(one, [0, 1, 5, 8, 10], [STEPS] * 5)
+    inputs.input_ids[6] = -1
+    got = two(logits, inputs)
+    assert got.num_sampled.tolist() == [4, 2, 4, 4, 4]
+    assert got.logprobs_tensors.cu_num_generated_tokens == [0, 4, 8, 12, 16, 20]
+    alone = draft_batch(inputs.expanded_idx_mapping.tolist(), inputs.positions.tolist(), [[]] * 20)
+    wanted = one(logits, alone)
+    emitted = [row for row in range(20) if row not in (6, 7)]
+    for mine, theirs in zip(got.logprobs_tensors[:3], wanted.logprobs_tensors[:3], strict=True):
+        assert torch.equal(mine[emitted], theirs[emitted])
+    if masks:
+        assert torch.equal(got.sampling_mask, wanted.sampling_mask)
+    processed, *_ = two._verify(*arguments(logits, inputs))
+    theirs, *_ = type(two)._verify.__wrapped__(two, *arguments(logits, inputs))
+    if masks or mode == "processed_logprobs":
+        torch.testing.assert_close(processed, theirs, rtol=1e-6, atol=1e-6)
+    assert (processed is logits) == (not masks and mode == "raw_logprobs")
+    inputs.idx_mapping_np[:] = 1  # a batch that vLLM does not copy either
+    assert two._verify(*arguments(logits, inputs))[0] is logits
+
+
+PROCESSORS = "with penalties or other processors of logits"
+METHOD = "with another rejection_sample_method"
+THEIRS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("with probabilities of drafts", {"probabilities": True}, {}),
+    (METHOD, {"method": "block"}, {}),
+    (METHOD, {"method": "fly"}, {}),
+    (METHOD, {"method": "synthetic"}, {}),
+    ("of another rejection sampler", {"subclass": True}, {}),
+    (
+        "of another sampler, such as a watermark's",
+        {"cls": "vllm.v1.watermarking.gpu_sampler:GPUWatermarkSampler"},
+        {},
+    ),
+    ("with fp64 noise", {"use_fp64_gumbel": True}, {}),
+    (PROCESSORS, {}, {"logit_bias": {5: 3.0}}),
+    ("on another device", {"device": "cuda"}, {}),
+    ("of another layout", {"layout": True}, {}),
+]
+
+
+@pytest.mark.parametrize(("reason", "given", "params"), THEIRS, ids=range(len(THEIRS)))
+def test_what_vllm_verifies_itself(
+    log: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+    given: dict[str, Any],
+    params: dict[str, Any],
+) -> None:
+    """Its tokens, one line, and nothing is switched off; a batch without such a request is ours."""
+    integration.register()
+    given = dict(given)
+    monkeypatch.setattr(sampler, "DEVICE", given.pop("device", "cpu"))
+    logits = logits_of(6).t().contiguous().t() if given.pop("layout", False) else logits_of(6)
+    others = [torch.zeros(8, STEPS, 300)] if given.pop("probabilities", False) else []
+    subclass, method = given.pop("subclass", False), given.pop("method", "standard")
+    one = sampler_with([{"temperature": 0.8, "seed": 3}, {"seed": 4, **params}, {"seed": 5}], **given)
+    two = rejection_sampler(one, method=method)
+    if subclass:
+        two.__class__ = type("Theirs", (type(two),), {})
+    likely = logits.float().argmax(1).tolist()
+    inputs = draft_batch([0, 1], [5, 9], [likely[:3], likely[4:5]])
+    for _ in range(2):
+        got, wanted = two(logits, inputs, *others), native(two)(logits, inputs, *others)
+        assert torch.equal(got.num_sampled, wanted.num_sampled)
+        assert torch.equal(got.sampled_token_ids, wanted.sampled_token_ids)
+    assert calls() == {("original", f"drafts {reason}"): 2}
+    assert log == [f"{LINE}drafts: RejectionSampler._verify of vLLM serves calls {reason}"]
+    if params:
+        two(logits_of(2), draft_batch([2], [5], [[7]]))
+        assert calls()[OURS] == 1
+
+
+# ------------------------------------------------------------- verification
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], object]) -> None:
+    def run(*arguments: Any, **others: Any) -> Any:
+        found = sampling.verify(*arguments, **others)
+        change(found)
+        return found
+
+    monkeypatch.setattr(drafts, "verify", run)
+
+
+def test_the_first_calls_are_verified(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy requests are compared; calls without one, and those of NaN, do not count."""
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "2")
+    integration.register()
+    two, counts, compared = rejection_sampler(sampler_with()), [], []
+    module = importlib.import_module(VERIFY_DRAFTS.module)
+    own = module.rejection_sample
+
+    def counted(*arguments: Any, **others: Any) -> Any:
+        compared.append(arguments)
+        return own(*arguments, **others)
+
+    monkeypatch.setattr(module, "rejection_sample", counted)
+    nan = logits_of(6)
+    nan[1, 5] = torch.nan
+    greedy = logits_of(6).argmax(1).tolist()
+    for logits, places in (
+        (nan, [1, 4]),
+        (logits_of(6), [5, 4]),
+        (logits_of(6), [1, 4]),
+        (logits_of(6), [2, 1]),
+        (logits_of(6), [2, 1]),
+    ):
+        two(logits, draft_batch(places, [5, 9], [[*greedy[:2], 0], greedy[4:5]]))
+        counts.append((len(compared), len(log)))
+    assert calls() == {OURS: 5} and counts == [(1, 1), (1, 1), (2, 1), (3, 2), (3, 2)]
+    assert log == [ON, LINE + "verified 2 calls of drafts"]
+
+
+WRONG: list[tuple[str, Callable[[Any], object]]] = [
+    ("3 of [", lambda found: found.tokens[1, 2].add_(1)),
+    ("3 of [", lambda found: found.tokens[1, 0].fill_(-1)),
+    ("3 of [", lambda found: found.tokens[1, 3].fill_(5)),
+    ("2 of [", lambda found: found.lengths[1].fill_(2)),
+]
+
+
+@pytest.mark.parametrize(("what", "change"), WRONG, ids=range(len(WRONG)))
+def test_wrong_tokens_are_noticed(
+    log: list[str], monkeypatch: pytest.MonkeyPatch, what: str, change: Callable[[Any], object]
+) -> None:
+    """Of a greedy request; the request beside it has tokens that vLLM does not draw, and is not judged."""
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "8")
+    integration.register()
+    two, logits = rejection_sampler(sampler_with()), logits_of(8)
+    greedy = logits.argmax(1).tolist()
+    inputs = draft_batch([4, 1], [5, 9], [greedy[:3], [*greedy[4:6], 0]])
+    broken(monkeypatch, lambda found: found.tokens[0].fill_(3))
+    assert two(logits, inputs).sampled_token_ids[0].tolist() == [3] * 4 and log == [ON]
+    broken(monkeypatch, change)
+    for _ in range(2):
+        got, wanted = two(logits, inputs), native(two)(logits, inputs)
+        assert torch.equal(got.sampled_token_ids, wanted.sampled_token_ids)
+    line = log[1]
+    assert line.startswith(f"{LINE}fell back: drafts: Differs: request 1 of 2: {what}")
+    assert f", and 3 of {[*greedy[4:7], -1]} by vLLM." in line and line.endswith(OFF)
+    assert calls() == {OURS: 1, ("original", "drafts error: Differs"): 2}
+
+
+# ------------------------------------------------------------- the switch
+
+
+@pytest.mark.parametrize("value", [None, "0", "1", "force", " Drafts "])
+def test_on_only_if_asked_for(log: list[str], monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    """And then the sampler is ours too."""
+    if value is None:
+        monkeypatch.delenv("GVR_TOPK_SAMPLER")
+    else:
+        monkeypatch.setenv("GVR_TOPK_SAMPLER", value)
+    one = sampler_with()
+    two = rejection_sampler(one)
+    own = type(two)._verify
+    integration.register()
+    assert hasattr(type(two)._verify, "__wrapped__") == (value == " Drafts ")
+    assert hasattr(type(one).sample, "__wrapped__") == (value not in (None, "0"))
+    two(logits_of(2), draft_batch([1], [5], [[7]]))
+    assert calls() == ({OURS: 1} if value == " Drafts " else {})
+    integration.unregister()
+    assert type(two)._verify is own
+
+
+def test_the_value_is_the_samplers_alone(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GVR_TOPK_VLLM", "drafts")
+    with pytest.raises(ValueError, match="GVR_TOPK_VLLM: wanted 0, 1 or force, got 'drafts'"):
+        environment.user_mode("GVR_TOPK_VLLM")
+
+
+def test_doctor(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "_entry_points", lambda: ["there"])
+    rows = dict(integration.describe())
+    assert rows["RejectionSampler._verify"].startswith("ok: with GVR_TOPK_SAMPLER=drafts wrapped")
+    assert rows["would happen"].endswith("and log-probabilities, and the sampler, and drafts")
+    monkeypatch.setenv("GVR_TOPK_SAMPLER", "1")
+    assert dict(integration.describe())["would happen"].endswith("and log-probabilities, and the sampler")
+
+
+def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws without drafts go on."""
+    integration.register()
+    broken(monkeypatch, fail)
+    one, logits = sampler_with(), logits_of(6)
+    two, inputs = rejection_sampler(one), draft_batch([2, 5], [5, 9], [[1, 2, 3], [4]])
+    for _ in range(2):
+        got, wanted = two(logits, inputs), native(two)(logits, inputs)
+        assert torch.equal(got.sampled_token_ids, wanted.sampled_token_ids)
+        monkeypatch.setattr(drafts, "verify", sampling.verify)
+    one(logits[:1], draft_batch([2], [5], [[]]))
+    assert calls() == {("original", "drafts error: RuntimeError"): 2, DRAWN: 1}
+    assert log[0] == f"{LINE}fell back: drafts: RuntimeError: no room for this launch.{OFF}"
+
+
+def test_a_method_that_has_changed_is_left_alone(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line says so; the sampler is replaced all the same."""
+
+    def _verify(self: Any, logits: Tensor, input_batch: Any) -> None: ...
+
+    cls = importlib.import_module(VERIFY_DRAFTS.module).RejectionSampler
+    monkeypatch.setattr(cls, "_verify", _verify)
+    integration.register()
+    assert cls._verify is _verify
+    (line,) = log
+    start = (
+        f"drafts stay vLLM's own: RejectionSampler._verify in {VERIFY_DRAFTS.module}: wanted self, logits, "
+    )
+    assert line.startswith(LINE + start) and line.endswith("got self, logits, input_batch")
+    assert hasattr(importlib.import_module(SAMPLE.module).Sampler.sample, "__wrapped__")
