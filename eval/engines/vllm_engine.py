@@ -460,12 +460,12 @@ class Trial:
 
     def _sample(self, batch: int, kind: str) -> None:
         """Run batches whose requests have parameters of a kind, as many as it takes to have all of them."""
-        settings = vllm_sampler.KINDS[kind]
-        batches = -(-len(settings) // batch)
+        batches = -(-len(vllm_sampler.KINDS[kind]) // batch)
+        steps = self.spec.steps // batches // (10 if kind == vllm_sampler.GRAMMAR else 1)
         for number in range(batches):
-            turned = settings[number * batch % len(settings) :] + settings[: number * batch % len(settings)]
             case = {"batch": batch, "kind": kind, "number": number}
-            parameters = self._parameters(lambda n: self.spec.steps // batches, turned)
+            settings = vllm_sampler.settings_of(kind, batch, number, drafts=self.spec.drafts > 0)
+            parameters = self._parameters(lambda n: steps, settings)
             requests = prompts(batch, [SAMPLER_PROMPT], number)
             case |= run_requests(self._engine, parameters, requests, f"{kind} {batch} {number}")
             del case["answers"]
@@ -475,12 +475,8 @@ class Trial:
 
     def _stream(self) -> None:
         """Keep the tokens of requests with seeds, which drafts should not change."""
-        seeded = [
-            setting
-            for setting in vllm_sampler.KINDS[vllm_sampler.MIXED]
-            if len(setting) > 2 or "seed" in setting
-        ]
-        settings = [setting | {"seed": number} for number, setting in enumerate(seeded)]
+        settings = vllm_sampler.settings_of(vllm_sampler.MIXED, STREAMS, 0, drafts=True)
+        settings = [setting | {"seed": number} for number, setting in enumerate(settings)]
         requests = prompts(STREAMS, [SAMPLER_PROMPT], 4000)
         parameters = self._parameters(lambda n: STREAM_STEPS, settings)
         self._done["streams"] = run_requests(self._engine, parameters, requests, "streams")["answers"]

@@ -25,6 +25,9 @@ SHAPES = {V32: "DeepSeek-V3.2", GLM5: "GLM-5", GLM52: "GLM-5.2", V4: "DeepSeek-V
 HIDDEN, VOCABULARY, HEADS = 2048, 32768, 64
 KV_RANK, ROPE, INDEX_DIM, TOPK = 512, 64, 128, 2048
 DENSE_WIDTH, EXPERT_WIDTH, EXPERTS = 4096, 512, 8
+LOGIT_SPREAD = 3.0
+"""Standard deviation of logits, near that of language models."""
+
 POSITIONS = 163840
 """Longest context of every model; the trial's are shorter."""
 
@@ -192,23 +195,26 @@ def write_tokenizer(folder: Path, words: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def fill_weights(seeds: Iterator[int]) -> Callable[..., None]:
-    """What takes the place of vLLM's dummy weights, which are so small that all scores are nearly alike.
+def fill_weights(seeds: Iterator[int]) -> Callable[[torch.nn.Module], None]:
+    """What fills a module's own tensors, but not those of the modules in it.
 
-    Outputs of a matrix keep the scale of its inputs, embeddings have the scale 1, and norms are neutral. Each
-    tensor takes a seed. The workers of an engine fill in the same order, and so alike.
+    vLLM's dummy weights are so small that all scores and logits are nearly alike. Here outputs of a matrix
+    keep the scale of its inputs, those of the head are `LOGIT_SPREAD` times as far apart, embeddings have the
+    scale 1, and norms are neutral. Each tensor takes a seed. The workers of an engine fill in the same order,
+    and so alike.
     """
 
-    def fill(module: torch.nn.Module, *ignored: Any, **named: Any) -> None:
-        is_embedding = "VocabParallelEmbedding" in type(module).__name__
-        for name, parameter in module.named_parameters():
+    def fill(module: torch.nn.Module) -> None:
+        kind = type(module).__name__
+        for name, parameter in module.named_parameters(recurse=False):
             if not parameter.is_floating_point():
                 continue
             if parameter.dim() < 2:
                 parameter.data.fill_(float(name.endswith(("weight", "scale"))))
                 continue
             generator = torch.Generator(parameter.device).manual_seed(next(seeds))
-            scale = 1.0 if is_embedding else parameter.shape[-1] ** -0.5
+            scale = 1.0 if "VocabParallelEmbedding" in kind else parameter.shape[-1] ** -0.5
+            scale *= LOGIT_SPREAD if "LMHead" in kind else 1.0
             drawn = torch.randn(parameter.shape, generator=generator, device=parameter.device)
             parameter.data.copy_(drawn * scale)
 
@@ -218,4 +224,10 @@ def fill_weights(seeds: Iterator[int]) -> Callable[..., None]:
 def patch_loading(patches: Transaction) -> None:
     """Have the engine of this process fill models by `fill_weights`."""
     loader = importlib.import_module("vllm.model_executor.model_loader.dummy_loader")
-    patches.set_attribute(loader, "initialize_dummy_weights", fill_weights(itertools.count()))
+    fill = fill_weights(itertools.count())
+
+    def load_weights(self: Any, model: torch.nn.Module, *ignored: Any, **named: Any) -> None:
+        for module in model.modules():
+            fill(module)
+
+    patches.wrap(loader, "DummyModelLoader.load_weights", lambda original: load_weights)

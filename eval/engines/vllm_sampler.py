@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import math
 import statistics
 import time
 from collections import Counter
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gvr_topk.integrations._kit.transaction import Transaction
+from gvr_topk.integrations.vllm.sampler import MARGIN, NEAR
 from gvr_topk.sampling import LIMIT_WORDS, arithmetic, sample
 from gvr_topk.sampling.arguments import Noise
 from gvr_topk.sampling.reference import Kept, Row, Setting, draw, keep
@@ -48,6 +48,19 @@ KINDS[LOGPROBS] = [setting | {"logprobs": 20} for setting in KINDS[MIXED]]
 KINDS[GRAMMAR] = [setting | {"regex": "[a-m]+"} for setting in KINDS[MIXED]]
 
 
+def settings_of(kind: str, batch: int, number: int, drafts: bool) -> list[dict[str, Any]]:
+    """Parameters of one batch of several, each request with a seed of its own where it has one.
+
+    vLLM refuses min-p beside drafts.
+    """
+    settings = [setting for setting in KINDS[kind] if not (drafts and "min_p" in setting)]
+    given = [settings[at % len(settings)] for at in range(number * batch, (number + 1) * batch)]
+    return [
+        setting | ({"seed": setting["seed"] + 100 * at} if "seed" in setting else {})
+        for at, setting in enumerate(given)
+    ]
+
+
 def shows(kind: str, batch: int, compares: bool) -> bool:
     """Whether a kind of batch is run: mixed ones are compared, and timed where one batch has all settings."""
     if compares:
@@ -61,17 +74,11 @@ FILTERS = ("temperature", "top_k", "top_p", "min_p")
 TIES_JUDGED = 200
 """So many rows that are a `TIE` are judged on the CPU; there are thousands in bf16."""
 
-NEAR = 1e-5
-"""By how much, and by what share of itself, the score of the better of two tokens that tie may be larger."""
-
 WRONG = ("ours is wrong", "unexplained", "logprob_rows_that_differ", "drafts_greedy_requests_that_differ")
 """Counts of a comparison that should be 0."""
 
 LOGPROB_TOLERANCE = 1e-4
 """By how much a log-probability of vLLM's, which sums in fp32, may differ."""
-
-MARGIN = 1e-3
-"""By what share of itself the top-p or min-p that vLLM's fp32 sums amount to may be another."""
 
 TIMED_EVERY = 8
 """Of so many calls, one is timed on the GPU, behind a pause of `PAUSE_CYCLES`, while the host gets ahead."""
@@ -241,11 +248,12 @@ def judge(
 ) -> dict[str, Any]:
     """Say why two samplers drew other tokens of a row: ``why``, and the figures behind it.
 
-    ``near tie`` has scores that differ by no more than `NEAR`. A `TIE` is a token of vLLM's with the logit of
-    the last one that top-p keeps, and a larger id: vLLM keeps all of these. ``cutoff`` has a token at a
-    border that vLLM's fp32 sums moved: ``share`` is the exact mass ahead of it, of what top-p asks for, or
-    its mass, of what min-p asks for. Anything else is ``unexplained``, and a token that is not that of the
-    exact arithmetic is ``ours is wrong``.
+    ``near tie`` has scores that differ by no more than `NEAR`. Otherwise a token is at a border: the one of
+    vLLM's that the exact arithmetic does not keep, or ours if it keeps both. ``shares`` are the exact mass
+    ahead of all of its equals and behind them, of what top-p asks for, or its mass, of what min-p asks for. A
+    `TIE` has the border of top-p among several equals, all of which vLLM keeps; ``cutoff`` has it within
+    `MARGIN`. Anything else is ``unexplained``, and a token that is not that of the exact arithmetic is
+    ``ours is wrong``.
     """
     row = Row(values)
     setting = Setting(
@@ -270,30 +278,33 @@ def judge(
         at_border = ours  # vLLM did not keep it, or it would have drawn it
     else:
         at_border = theirs
-        if setting.top_p < 1 and row.keys[theirs] == kept.threshold[0]:
-            return told | {"why": TIE}
-    told["share"] = share_of(kept, row, setting, at_border)
-    return told | {"why": "cutoff" if abs(told["share"] - 1) <= MARGIN else "unexplained"}
+    shares, equals = at_borders(kept, row, setting, at_border)
+    told |= {"shares": shares, "equals": equals}
+    if equals > 1 and any(ahead < 1 < behind for ahead, behind in shares):
+        return told | {"why": TIE}
+    near = any(abs(share - 1) <= MARGIN for both in shares for share in both)
+    return told | {"why": "cutoff" if near else "unexplained"}
 
 
-def share_of(kept: Kept, row: Row, setting: Setting, token: int) -> float:
-    """How close a token is to a border: 1 at the border of top-p or min-p, of whichever is closer."""
+def at_borders(kept: Kept, row: Row, setting: Setting, token: int) -> tuple[list[tuple[float, float]], int]:
+    """How close a token and its equals are to the borders of min-p and top-p, and how many equals it has."""
     ranked = row.candidates()
     ranked = ranked[np.argsort(~row.keys[ranked], kind="stable")]
-    place = np.flatnonzero(ranked == token)
-    if len(place) == 0:
-        return math.inf
     masses = arithmetic.masses(row.distances(ranked), arithmetic.mass_scale(setting.temperature))
     shares = []
     if setting.min_p > 0:
         least = arithmetic.min_p_mass(setting.min_p)
-        shares.append(int(masses[place[0]]) / least)
+        share = int(masses[ranked == token].sum()) / least
+        shares.append((share, share))
         masses = np.where(masses >= least, masses, np.uint64(0))
+    if setting.top_k > 0:
+        masses[setting.top_k :] = 0
+    equal = row.keys[ranked] == row.keys[token]
     if setting.top_p < 1:
-        counted = masses[: setting.top_k] if setting.top_k > 0 else masses
-        wanted = arithmetic.top_p_mass(setting.top_p, int(counted.sum()))
-        shares.append(int(masses[: place[0]].sum()) / wanted)
-    return min(shares, key=lambda share: abs(share - 1), default=math.inf)
+        wanted = arithmetic.top_p_mass(setting.top_p, int(masses.sum()))
+        ahead = int(masses[row.keys[ranked] > row.keys[token]].sum())
+        shares.append((ahead / wanted, (ahead + int(masses[equal].sum())) / wanted))
+    return shares, int((equal & (masses > 0)).sum())
 
 
 class Times:

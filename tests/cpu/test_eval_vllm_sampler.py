@@ -22,6 +22,7 @@ from eval.engines.vllm_sampler import (
     Times,
     common_tokens,
     judge,
+    settings_of,
     shows,
     ties_at_border,
 )
@@ -91,8 +92,9 @@ def test_scores_that_tie(more: float, why: str) -> None:
 @pytest.mark.parametrize(
     ("filters", "second", "why"),
     [
-        ({"top_p": 0.5003}, 1.0, "cutoff"),
-        ({"top_p": 0.6}, 1.0, "unexplained"),
+        ({"top_p": 0.5005}, 0.9981, "cutoff"),
+        ({"top_p": 0.6}, 0.9981, "unexplained"),
+        ({"top_p": 0.6}, 1.0, TIE),
         ({"min_p": 0.25}, 0.25001, "cutoff"),
         ({"min_p": 0.25}, 0.3, "unexplained"),
     ],
@@ -111,8 +113,9 @@ def test_a_token_that_the_exact_arithmetic_does_not_keep() -> None:
     for top_p, why in ((first - 1e-4, "cutoff"), (0.4, "unexplained")):
         told = judge(np.float32([1, 0]), OFF | {"top_p": top_p}, seed, 5, 0, 1)
         assert told["why"] == why and told["kept"] == 1
-        assert told["share"] == pytest.approx(first / top_p, abs=1e-5)
-    assert judge(np.float32([0, 0]), OFF | {"top_p": 0.4}, seed, 5, 0, 1) == {"kept": 1, "why": TIE}
+        assert told["shares"] == [pytest.approx((first / top_p, 1 / top_p), abs=1e-5)]
+    told = judge(np.float32([0, 0]), OFF | {"top_p": 0.4}, seed, 5, 0, 1)
+    assert (told["why"], told["kept"], told["equals"]) == (TIE, 1, 2)
     assert judge(np.float32([0, 0]), OFF | {"top_k": 1}, seed, 5, 0, 1)["why"] == "unexplained"
 
 
@@ -141,6 +144,19 @@ def test_common_tokens() -> None:
         "tokens": 6,
         "tokens_before_a_difference": 4,
     }
+
+
+def test_settings() -> None:
+    every = [settings_of(MIXED, 8, number, drafts=False) for number in (0, 1)]
+    assert (
+        every[0] + every[1][:1]
+        == [
+            setting | ({"seed": setting["seed"] + 100 * at} if "seed" in setting else {})
+            for at, setting in enumerate(KINDS[MIXED][:8])
+        ]
+        + KINDS[MIXED][8:]
+    )
+    assert not any("min_p" in setting for setting in settings_of(MIXED, 30, 0, drafts=True))
 
 
 def test_what_is_run() -> None:

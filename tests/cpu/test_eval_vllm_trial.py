@@ -156,7 +156,9 @@ def vllm():
 
         package.LLM = llm
         loader = "vllm.model_executor.model_loader.dummy_loader"
-        sys.modules[loader] = types.SimpleNamespace(initialize_dummy_weights=None)
+        sys.modules[loader] = types.SimpleNamespace(
+            DummyModelLoader=type("Loader", (), {"load_weights": None})
+        )
         yield package
 
 
@@ -256,14 +258,18 @@ def test_weights():
     class VocabParallelEmbedding(torch.nn.Embedding):
         pass
 
+    class ParallelLMHead(VocabParallelEmbedding):
+        pass
+
     def filled():
         parts = {"embed": VocabParallelEmbedding(300, 16), "norm": torch.nn.LayerNorm(8)}
+        parts["head"] = ParallelLMHead(300, 16)
         model = torch.nn.ModuleDict(parts | {f"proj{at}": torch.nn.Linear(100, 50) for at in (0, 1)})
         model.experts = torch.nn.Parameter(torch.zeros(4, 30, 25, dtype=torch.bfloat16))
         model.table = torch.nn.Parameter(torch.full((3,), 7), requires_grad=False)
         fill = fill_weights(itertools.count())
-        for module in model.modules():  # as vLLM does: a module, and then each one in it
-            fill(module, "configuration")
+        for module in model.modules():
+            fill(module)
         return dict(model.named_parameters())
 
     first, again = filled(), filled()
@@ -272,7 +278,13 @@ def test_weights():
     spread = {
         name: float(values.detach().float().std()) for name, values in first.items() if values.dim() > 1
     }
-    wanted = {"embed.weight": 1.0, "proj0.weight": 0.1, "proj1.weight": 0.1, "experts": 0.2}
+    wanted = {
+        "embed.weight": 1.0,
+        "head.weight": 0.75,
+        "proj0.weight": 0.1,
+        "proj1.weight": 0.1,
+        "experts": 0.2,
+    }
     assert spread == pytest.approx(wanted, rel=0.1)
     assert (first["norm.weight"] == 1).all() and not first["norm.bias"].any()
     assert first["table"].tolist() == [7, 7, 7]
