@@ -33,8 +33,8 @@ MIRRORS = {
 """Classes that change logits ahead of the temperature, and where the host knows for which requests."""
 
 MARGIN = 5e-3
-"""By what share of itself the effective top-p or min-p of vLLM may be off. It sums in fp32, and its search for
-a probability ends within 1e-9: of very flat logits it kept 0.3 % too much in an engine."""
+"""By what share of itself the effective top-p or min-p of vLLM may be off. It sums in fp32, and its search
+for a probability ends within 1e-9: of very flat logits it kept 0.3 % too much in an engine."""
 
 NEAR = 1e-5
 """By how much, and by what share of itself, one of two scores that tie may be larger."""
