@@ -88,9 +88,12 @@ class DraftsHook(Replacement[VerifyCall]):
             starts=call.cu_num_logits,
             **parameters(draws, call.expanded_idx_mapping, call.pos, limits=limits),
         )
-        greedy = draws.sampler.sampling_states.temperature.np[call.idx_mapping_np] == 0
-        device = call.logits.device
-        if self.verifier is not None and greedy.any() and self.verifier.compares(self.reason, device):
+        temperature = draws.sampler.sampling_states.temperature.np
+        if (
+            self.verifier is not None
+            and self.verifier.compares(self.reason, call.logits.device)
+            and (temperature[call.idx_mapping_np] == 0).any()
+        ):
             self.verifier.compare(self.reason, original, lambda theirs: _agree(call, ours, *theirs[1:]))
         return processed_logits(draws, limits), ours.tokens, ours.lengths
 
