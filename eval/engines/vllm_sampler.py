@@ -68,13 +68,17 @@ def shows(kind: str, batch: int, compares: bool) -> bool:
     return batch >= len(KINDS[kind]) and kind != GRAMMAR
 
 
-TIE = "tie at the border"
+TIED, TIE, CUTOFF, LAST = "near tie", "tie at the border", "cutoff", "last candidate"
+BEYOND, UNEXPLAINED, WRONG_TOKEN = "beyond top-p", "unexplained", "ours is wrong"
 FILTERS = ("temperature", "top_k", "top_p", "min_p")
+
+NO_TOP_K = 1 << 15
+"""A top-k of so many tokens is none: it is the vocabulary."""
 
 TIES_JUDGED = 200
 """So many rows that are a `TIE` are judged on the CPU; there are thousands in bf16."""
 
-WRONG = ("ours is wrong", "unexplained", "logprob_rows_that_differ", "drafts_greedy_requests_that_differ")
+WRONG = (WRONG_TOKEN, UNEXPLAINED, "logprob_rows_that_differ", "drafts_greedy_requests_that_differ")
 """Counts of a comparison that should be 0."""
 
 LOGPROB_TOLERANCE = 1e-4
@@ -250,10 +254,8 @@ def judge(
 
     ``near tie`` has scores that differ by no more than `NEAR`. Otherwise a token is at a border: the one of
     vLLM's that the exact arithmetic does not keep, or ours if it keeps both. ``shares`` are the exact mass
-    ahead of all of its equals and behind them, of what top-p asks for, or its mass, of what min-p asks for. A
-    `TIE` has the border of top-p among several equals, all of which vLLM keeps; ``cutoff`` has it within
-    `MARGIN`. Anything else is ``unexplained``, and a token that is not that of the exact arithmetic is
-    ``ours is wrong``.
+    ahead of all of its equals and behind them, of what top-p asks for, or its mass, of what min-p asks for.
+    `reason` makes ``why`` of them.
     """
     row = Row(values)
     setting = Setting(
@@ -265,25 +267,43 @@ def judge(
     kept = keep(row, setting)
     told: dict[str, Any] = {"kept": len(kept.ids)}
     if int(draw(kept, row, Noise.MURMUR, seed, position)[0]) != ours:
-        return told | {"why": "ours is wrong", "ours": ours, "theirs": theirs, "seed": seed}
+        return told | {"why": WRONG_TOKEN, "ours": ours, "theirs": theirs, "seed": seed}
     if not 0 <= theirs < len(values):
-        return told | {"why": "unexplained", "theirs": theirs}
+        return told | {"why": UNEXPLAINED, "theirs": theirs}
     if theirs in kept.ids:
         ids = np.array([ours, theirs])
         noise = arithmetic.gumbel(arithmetic.hash32(seed, position, ids)).astype(np.float64)
         scores = values[ids].astype(np.float64) / setting.temperature + noise
         told["gap"] = float(scores[0] - scores[1])
         if abs(told["gap"]) <= NEAR * (1 + abs(scores).max()):
-            return told | {"why": "near tie"}
+            return told | {"why": TIED}
         at_border = ours  # vLLM did not keep it, or it would have drawn it
     else:
         at_border = theirs
     shares, equals = at_borders(kept, row, setting, at_border)
     told |= {"shares": shares, "equals": equals}
+    return told | {"why": reason(told | filters)}
+
+
+def reason(told: dict[str, Any]) -> str:
+    """Why vLLM keeps another set than the exact arithmetic, by what `judge` has told of a token.
+
+    `TIE`: the border of top-p is among equals, of which vLLM keeps all, or one more or less. `CUTOFF`: it is
+    within `MARGIN` of them. `LAST`: top-p needs the least candidate that the other filters leave, and vLLM's
+    search, which begins above it, never keeps it. `BEYOND`: without top-k, vLLM keeps a token although those
+    ahead of it have more mass than top-p asks for.
+    """
+    shares, equals, top_p = told["shares"], told["equals"], told["top_p"]
     if equals > 1 and any(ahead < 1 < behind for ahead, behind in shares):
-        return told | {"why": TIE}
-    near = any(abs(share - 1) <= MARGIN for both in shares for share in both)
-    return told | {"why": "cutoff" if near else "unexplained"}
+        return TIE
+    if any(abs(share - 1) <= MARGIN for both in shares for share in both):
+        return CUTOFF
+    ahead, behind = shares[-1] if shares and top_p < 1 else (0.0, 0.0)
+    if "gap" in told and told["gap"] > 0 and ahead < 1 and abs(behind * top_p - 1) < 1e-6:
+        return LAST
+    if "gap" not in told and ahead > 1 and told["top_k"] >= NO_TOP_K:
+        return BEYOND
+    return UNEXPLAINED
 
 
 def at_borders(kept: Kept, row: Row, setting: Setting, token: int) -> tuple[list[tuple[float, float]], int]:

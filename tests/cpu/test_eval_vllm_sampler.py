@@ -13,9 +13,12 @@ from vllm_engine import logits_of, sampler_batch, sampler_with
 from vllm_lines import break_sampler, lines_of_draws
 
 from eval.engines.vllm_sampler import (
+    BEYOND,
     GRAMMAR,
     KINDS,
+    LAST,
     MIXED,
+    NO_TOP_K,
     TIE,
     WRONG,
     Comparison,
@@ -92,9 +95,10 @@ def test_scores_that_tie(more: float, why: str) -> None:
 @pytest.mark.parametrize(
     ("filters", "second", "why"),
     [
-        ({"top_p": 0.5005}, 0.9981, "cutoff"),
+        ({"top_p": 0.424}, 0.9981, "cutoff"),
         ({"top_p": 0.6}, 0.9981, "unexplained"),
         ({"top_p": 0.6}, 1.0, TIE),
+        ({"top_p": 0.6, "top_k": 2}, 0.9981, LAST),
         ({"min_p": 0.25}, 0.25001, "cutoff"),
         ({"min_p": 0.25}, 0.3, "unexplained"),
     ],
@@ -102,7 +106,7 @@ def test_scores_that_tie(more: float, why: str) -> None:
 def test_a_token_that_vllm_does_not_keep(filters: dict[str, float], second: float, why: str) -> None:
     """Ours draws the second token, and vLLM the first one, because it cuts off ahead of it."""
     seed, _ = seed_of(lambda noise: noise[:, 1] - noise[:, 0] > 3)
-    values = np.float32([0, math.log(second)])
+    values = np.float32([0, math.log(second), -1])
     told = judge(values, OFF | filters, seed, 5, 1, 0)
     assert told["why"] == why
 
@@ -114,6 +118,8 @@ def test_a_token_that_the_exact_arithmetic_does_not_keep() -> None:
         told = judge(np.float32([1, 0]), OFF | {"top_p": top_p}, seed, 5, 0, 1)
         assert told["why"] == why and told["kept"] == 1
         assert told["shares"] == [pytest.approx((first / top_p, 1 / top_p), abs=1e-5)]
+    beyond = judge(np.float32([1, 0]), OFF | {"top_p": 0.4, "top_k": NO_TOP_K}, seed, 5, 0, 1)
+    assert beyond["why"] == BEYOND and beyond["shares"][0][0] > 1.8
     told = judge(np.float32([0, 0]), OFF | {"top_p": 0.4}, seed, 5, 0, 1)
     assert (told["why"], told["kept"], told["equals"]) == (TIE, 1, 2)
     assert judge(np.float32([0, 0]), OFF | {"top_k": 1}, seed, 5, 0, 1)["why"] == "unexplained"

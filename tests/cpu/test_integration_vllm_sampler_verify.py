@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -133,6 +134,27 @@ def test_a_token_at_the_border_of_a_filter(
     """
     counts = explained(monkeypatch, two_tokens(0.0, math.log(second)), LAST, position(), **params)
     assert counts == ({OURS: 1} if near else {DIFFERS: 1})
+
+
+def test_a_row_that_vllm_leaves_without_top_p(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its token is what is drawn without top-p; any other one is a fault."""
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "9")
+    integration.register()
+    one, inputs = sampler_with([{"seed": 11, "top_p": 0.4}]), sampler_batch([0], position() - 1)
+    monkeypatch.setattr(
+        sys.modules[type(one).__module__], "apply_top_k_top_p", lambda logits, *others, **named: logits
+    )
+    assert one(two_tokens(1.0, 0.0), inputs).sampled_token_ids.item() == 0
+    assert int(native(one)(two_tokens(1.0, 0.0), inputs).sampled_token_ids) == LAST
+    assert integration.counters().calls == {OURS: 1}
+    monkeypatch.setattr(
+        type(one),
+        "_sample_random",
+        lambda *given: (torch.tensor([LAST - 1]), two_tokens(1.0, 0.0)),
+        raising=True,
+    )
+    one(two_tokens(1.0, 0.0), inputs)
+    assert integration.counters().calls == {OURS: 1, DIFFERS: 1}
 
 
 def test_equal_logits_of_a_greedy_row_are_no_border(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def break_sampler(monkeypatch: Any, change: Callable[[Tensor], object]) -> None:
 
     def run(logits: Tensor, **others: Any) -> Tensor:
         tokens = sampling.sample(logits, **others)
-        if others["limits"] is None:
+        if others.get("limits") is None and isinstance(others["top_p"], Tensor):
             change(tokens)
         return tokens
 

@@ -198,11 +198,12 @@ def _faults(call: SampleCall, rows: Tensor, pairs: Tensor, width: int) -> list[s
     # Whether the better token is at the border of a filter, and may not have been kept.
     border = ~_keeps(call, rows, tokens, -MARGIN).gather(1, best.indices[:, None])[:, 0]
     near = torch.isclose(scores[:, 0], scores[:, 1], rtol=NEAR, atol=NEAR)
+    # Of more than 64 rows, vLLM leaves those unfiltered by top-p in which its exponentials underflow.
+    unfiltered = _draw(call, call.logits[rows], call.expanded_idx_mapping[rows], call.pos[rows], top_p=1.0)
+    kept = within.all(1) | (within[:, 0] & (unfiltered == pairs[:, 1]))
     return [
         "not kept" if not kept else "" if tied else f"scores {score}"
-        for kept, tied, score in zip(
-            within.all(1).tolist(), (near | border).tolist(), scores.tolist(), strict=True
-        )
+        for kept, tied, score in zip(kept.tolist(), (near | border).tolist(), scores.tolist(), strict=True)
     ]
 
 
