@@ -306,6 +306,19 @@ def reason(told: dict[str, Any]) -> str:
     return UNEXPLAINED
 
 
+def why_of(told: dict[str, Any]) -> str:
+    """The `reason` of a listed difference; some have no more than a word."""
+    return reason(told) if "shares" in told else str(told["why"])
+
+
+def reasons(draws: dict[str, Any]) -> Counter[str]:
+    """Count the rows of a comparison whose tokens differ by `reason`, those included that are not listed."""
+    listed = draws["differences"]
+    counts = Counter(map(why_of, listed))
+    counts[TIE] += draws.get(TIE, 0) - sum(one["why"] == TIE for one in listed)
+    return counts
+
+
 def at_borders(kept: Kept, row: Row, setting: Setting, token: int) -> tuple[list[tuple[float, float]], int]:
     """How close a token and its equals are to the borders of min-p and top-p, and how many equals it has."""
     ranked = row.candidates()

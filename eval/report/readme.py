@@ -50,7 +50,7 @@ from eval.report.provenance import (
     source_of,
     unknown_commits,
 )
-from eval.report.vllm_report import in_engine, total_compared, vllm_figures
+from eval.report.vllm_report import in_engine, mixed_call, total_compared, vllm_figures
 
 GPU = "h100"
 """Folder of the results that the pages show."""
@@ -126,6 +126,7 @@ def results() -> str:
         "short": table(["scores x rows", "this package", *peers.values()], short),
         "engine": in_engine(files),
         "compared": total_compared(files),
+        "sampling": mixed_call(files),
         "worst": worst_launches(index),
     }
     return render("readme.md.j2", **values, older=older_kernels(files.quoted, name_files=False))

@@ -8,7 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from eval.engines.vllm_model import SHAPES, V32
-from eval.engines.vllm_sampler import TIES_JUDGED
+from eval.engines.vllm_sampler import (
+    BEYOND,
+    CUTOFF,
+    LAST,
+    MIXED,
+    TIE,
+    TIED,
+    TIES_JUDGED,
+    UNEXPLAINED,
+    WRONG_TOKEN,
+    reasons,
+    why_of,
+)
 from eval.report.pages import listed, render, shown
 from eval.report.provenance import Files, Results, device_of, older_kernels, refuse_if, source_of
 
@@ -50,16 +62,20 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
     engines = [engine for trial in trials.values() for engine in trial["engines"]]
     if not engines:
         return None
-    drawn, verified = [], []
-    for engine in engines:
+    drawn, verified, beyond = [], [], []
+    for engine in sorted(engines, key=lambda engine: engine["cases"][0]["batch"]):
         if not (draws := engine.get("draws")):
             continue
         count = defaultdict(int, draws)
+        beyond += [one["batch"] for one in draws["differences"] if why_of(one) == BEYOND]
         batches = listed([str(batch) for batch in sorted({case["batch"] for case in engine["cases"]})])
-        if count["rows"]:
-            kinds = ("near tie", "tie at the border", "cutoff", "unexplained", "ours is wrong")
-            columns = ("calls", "rows", *kinds, "logprob_rows", "logprob_rows_that_differ")
-            drawn.append([batches, *(f"{count[name]:,}" for name in columns)])
+        if not engine["drafts"]:
+            why = reasons(draws)
+            told = [why[name] for name in (TIED, TIE, CUTOFF, LAST, BEYOND, UNEXPLAINED, WRONG_TOKEN)]
+            scored = [count[name] for name in ("logprob_rows", "logprob_rows_that_differ")]
+            drawn.append(
+                [batches, *(f"{number:,}" for number in (count["calls"], count["rows"], *told, *scored))]
+            )
         if count["drafts_calls"]:
             names = ("calls", "greedy_requests", "greedy_requests_that_differ", "first_drafts")
             sides = [f"accepted_by_{side}{alone}" for alone in ("", "_alone") for side in ("ours", "vllm")]
@@ -71,6 +87,7 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
     return {
         "source": source_of(*trials.values()),
         "ties_judged": TIES_JUDGED,
+        "least_beyond": min(beyond, default=None),
         "drawn": drawn,
         "verified": verified,
         "times": [
@@ -81,6 +98,22 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
         ],
         "streams": [stream for trial in trials.values() for stream in trial["streams"]],
     }
+
+
+def mixed_call(files: Results, requests: int = 64) -> dict[str, Any] | None:
+    """Microseconds on the GPU of one call that samples mixed requests: ``stock``, ``ours`` and ``source``."""
+    for name, trial in _sound(files.of_one_gpu(SAMPLERS)).items():
+        us = {
+            engine["mode"]: case["gpu_us"]
+            for engine in trial["engines"]
+            for case in engine["cases"]
+            if engine["mode"] in MODES
+            and (engine["drafts"], case["batch"], case["kind"]) == (0, requests, MIXED)
+        }
+        if set(us) == set(MODES):
+            files.quote({name: trial})
+            return us | {"requests": requests, "source": source_of(trial)}
+    return None
 
 
 def _sound(trials: Files) -> Files:

@@ -126,7 +126,15 @@ def test_invariance(tmp_path: Path) -> None:
 
 def test_sampler(tmp_path: Path) -> None:
     cases = [{"batch": batch, "kind": "mixed"} for batch in (64, 8, 64)]
-    draws = {"rows": 7000, "calls": 70, "near tie": 1, "tie at the border": 20, "unexplained": 0}
+    told = {"batch": 64, "top_p": 0.8, "top_k": 20, "equals": 1, "why": "unexplained"}
+    differences = [
+        {"why": "near tie"},
+        {"why": "tie at the border"},
+        told | {"gap": 1.0, "shares": [[0.7, 1.25]]},
+        told | {"shares": [[1.1, 1.2]]},
+        told | {"shares": [[1.1, 1.2]], "top_k": 1 << 17, "batch": 70},
+    ]
+    draws = {"rows": 7000, "calls": 70, "tie at the border": 20, "differences": differences}
     drafts = {"drafts_calls": 9, "drafts_first_drafts": 30, "drafts_accepted_by_ours": 12}
     compared = _engine("sampler", cases=cases, draws=draws | drafts | {"drafts_accepted_by_vllm_alone": 3})
     timed = [
@@ -138,11 +146,12 @@ def test_sampler(tmp_path: Path) -> None:
     stream = {"drafts": 3, "requests": 32, "requests_alike": 31, "tokens": 2048}
     streams = [stream | {"tokens_before_a_difference": 2000}]
     said = _write(tmp_path / "h1", vllm_sampler_a=_trial(compared, *timed, streams=streams))
-    assert "| 8 and 64 | 70 | 7,000 | 1 | 20 | 0 | 0 | 0 | 0 | 0 |" in said
+    assert "| 8 and 64 | 70 | 7,000 | 1 | 20 | 0 | 1 | 1 | 1 | 0 | 0 | 0 |" in said
     assert "| 8 and 64 | 9 | 0 | 0 | 30 | 12 | 0 | 0 | 3 |" in said
     for drafts_shown in ("none", "3"):
         assert f"| {drafts_shown} | 64 | mixed | 101 | 50 | 90 | 90 | 2.50 | 2.50 |" in said
     assert "With 3 drafts and without, 31 of 32 seeded requests had the same" in said
+    assert "the smallest batch with such a row had 70 of them." in " ".join(said.split())
     assert "2,000 of 2,048 tokens" in said and "commit abc1234" in said
 
 
