@@ -263,14 +263,15 @@ def verify(
     if starts is None:
         starts = torch.arange(0, rows + 1, 1 + num_drafts, device=device)
     row = starts[:-1, None] + torch.arange(1 + num_drafts, device=device)
-    inside = (row >= 0) & (row < starts[1:, None]) & (row < rows)
-    row = torch.where(inside, row, rows)  # that of no row, whose token is -1
-    accepted = (drawn[:-1] == draft_tokens[1:]) & (drawn[:-1] >= 0)
-    before = pad(accepted, (1, 1))[row]  # whether the draft at a row is accepted; the first one is none
-    before[:, 0] = True
-    tokens = pad(drawn, (0, 1), value=-1)[row]
-    emitted = before.cumprod(1, dtype=torch.int32) * (tokens >= 0)
-    return Verified(torch.where(emitted > 0, tokens, -1), emitted.sum(1, dtype=torch.int32))
+    inside = (row >= 0) & (row < starts[1:, None].clamp(max=rows))
+    if rows == 0:  # so that there is one to read
+        drawn, draft_tokens = pad(drawn, (0, 1)), pad(draft_tokens, (0, 1))
+    row.clamp_(0, max(rows - 1, 0))
+    tokens, drafts = drawn[row], draft_tokens[row]
+    stays = inside & (tokens >= 0)
+    stays[:, 1:] &= tokens[:, :-1] == drafts[:, 1:]
+    stays = stays.cumprod(1, dtype=torch.int32)
+    return Verified(tokens.masked_fill(stays == 0, -1), stays.sum(1, dtype=torch.int32))
 
 
 def apply_limits_(
