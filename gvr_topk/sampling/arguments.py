@@ -148,10 +148,11 @@ class SamplingChecks(Checks):
 
     def choice(self, name: str, value: Any, kind: type[enum.IntEnum]) -> int:
         """Look up a choice by its name."""
-        names = [member.name.lower() for member in kind]
-        if not isinstance(value, str) or value not in names:
-            raise self.fail(name, " or ".join(map(repr, names)), repr(value))
-        return int(kind[value.upper()])
+        members = kind.__members__
+        member = members.get(value.upper()) if isinstance(value, str) and value.islower() else None
+        if member is None:
+            raise self.fail(name, " or ".join(repr(one.lower()) for one in members), repr(value))
+        return int(member)
 
     def tokens(self, name: str, tensor: Any, like: Tensor) -> None:
         """Check a tensor of one token for each row, without gaps, of one of two dtypes."""
