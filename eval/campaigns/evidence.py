@@ -34,7 +34,7 @@ _KEPT_LINES = 5
 PROBE = Path(__file__).with_name("probe_build.py")
 PROBE_TIMEOUT_S = 120.0
 
-VARIABLES = ("GVR_TOPK_DISABLE", "GVR_TOPK_LIBRARY_DIR", "TRTLLM_ENABLE_PDL")
+VARIABLES = ("GVR_TOPK_DISABLE", "GVR_TOPK_LIBRARY_DIR", "GVR_TOPK_SAMPLER", "TRTLLM_ENABLE_PDL")
 PREFIXES = ("TRTLLM_GVR_TOPK", "GVR_TOPK_VLLM", "VLLM_")
 """Variables of the environment that change what the integration does; those with a prefix do too."""
 
