@@ -47,8 +47,10 @@ CAPTURED = {"gvr_topk::sample", "gvr_topk::renorm"} | {
     f"aten::{name}"
     for name in (
         *("empty.memory_format", "threshold", "slice.Tensor", "view", "expand", "unsqueeze", "clone"),
-        *("eq.Tensor", "bitwise_and.Tensor", "tril", "sum.dim_IntList", "mul.Tensor", "add.Tensor"),
-        *("__rshift__.Scalar", "randint.low", "zeros_like"),
+        *("eq.Scalar", "ne.Scalar", "bitwise_or.Tensor", "mul.Tensor", "add.Tensor", "sub.Tensor"),
+        *("arange", "argsort.stable", "sort.stable", "index.Tensor", "where.self", "where.ScalarOther"),
+        *("narrow", "constant_pad_nd", "scalar_tensor", "cummax", "empty_like", "scatter_.src", "full"),
+        *("__rshift__.Scalar", "randint.low", "zeros_like", "diff", "fill_.Scalar", "copy_"),
     )
 }
 """Ops that a CUDA graph may hold."""
@@ -474,3 +476,28 @@ class TestVerify:
         monkeypatch.setattr(sampler, "sample", other)
         verified.spec_compute_probs_from_logits(MODE, logits_of(8), *filters(8 * [ROWS[4]]))
         assert calls() == {("original", f"{KINDS[2]} error: Differs"): 1}
+
+
+def test_requests_without_a_seed_are_apart_over_steps(ops: ModuleType) -> None:
+    """They all have the default seed, and offsets that others have had; seeded ones keep to their own."""
+    streams: dict[int, list[list[int]]] = {42: [[], []], 41: [[], []]}
+    for step in range(40):
+        for seed, (first, second) in streams.items():
+            offset = numbers(4 * step, 4 * max(step - 1, 0))  # the second request came a step later
+            tokens = drawn(ops, torch.zeros(2, WIDTH), numbers(seed).repeat(2), offset)
+            first.append(tokens[0])
+            second.append(tokens[1])
+    first, second = streams[42]
+    assert sum(a == b for a, b in zip(first[:-1], second[1:], strict=True)) < 6
+    first, second = streams[41]
+    assert first[1:-1] == second[2:]
+
+
+def test_engines_of_one_process_have_switches_of_their_own(ops: ModuleType, monkeypatch: Any) -> None:
+    for asked, path in (("1", "gvr_topk"), ("0", "original"), ("1", "gvr_topk")):
+        monkeypatch.setenv("TRTLLM_GVR_TOPK", asked)
+        before = calls()
+        every(ops, logits_of(2), filters(ROWS[:2]))
+        assert {made for made, count in calls().items() if count != before.get(made)} == {
+            (path, kind if asked == "1" else f"{kind} not asked for") for kind in KINDS
+        }

@@ -452,3 +452,10 @@ class TestTargetProbs:
         sglang.publish()
         self.probs(sglang, self.REQUESTS[:1], logits_of(self.DRAFTS))
         assert CALLS == {"target_probs": 1}
+
+
+def test_rows_without_seeds_are_independent(sglang: SGLang) -> None:
+    runner, info = sglang.start(), sglang.batch([{}] * 30)
+    torch.manual_seed(0)
+    (tokens,) = ours(runner, info, torch.zeros(30, 64), torch.arange(30))[:1]
+    assert len(set(tokens.tolist())) > 15

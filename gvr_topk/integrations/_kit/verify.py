@@ -129,12 +129,14 @@ class Verifier:
             Takes what `original` returned. Returns whether this call counts, or raises `Differs`.
         """
         try:
-            theirs = original()
+            agreed = agree(original())
+        except Differs:
+            raise
         except Exception as error:  # ours can still serve
             self._left[op] = 0
             self._say("warning", f"not verified: {self._engine}'s own {op}: {one_line(error)}")
             return
-        if agree(theirs):
+        if agreed:
             self._left[op] -= 1
             if self._left[op] == 0:
                 self._say("info", f"verified {self._calls} calls of {op}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from gvr_topk.integrations._kit.log import Say
+from gvr_topk.integrations._kit.log import Say, one_line
 from gvr_topk.integrations._kit.switch import Switch
 from gvr_topk.integrations._kit.verify import Selected, Verifier
 from gvr_topk.integrations.sglang.points import ENGINE
@@ -30,7 +31,7 @@ def around(
     """Make an AROUND hook: `serve` computes the call, and SGLang's function the calls that `serve` refuses.
 
     An engine must not fail because of this package, so every exception of `serve` leads to SGLang's function.
-    After an error all further calls are SGLang's.
+    After an error all further calls are SGLang's, but not after one of memory, which may fit the next time.
 
     Parameters
     ----------
@@ -59,6 +60,8 @@ def around(
                     verifier.check(name, lambda: original(*args, **kwargs), *served.selected)
             except NotServedError as reason:
                 say("info", f"{name} left to SGLang: {reason}")
+            except torch.OutOfMemoryError as error:  # SGLang rehearses calls to see whether they fit
+                say("warning", f"{name} left to SGLang where memory ends: {one_line(error)}")
             except Exception as error:
                 switch.fail(error)
             else:

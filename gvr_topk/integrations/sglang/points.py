@@ -124,6 +124,12 @@ SAMPLER = (
         (f"{SAMPLER_MODULE}.Sampler._sample_from_probs",),
         ("self", "probs", "sampling_info", "positions", "simple_sampling_case"),
     ),
+    HookPoint(
+        "Sampler._sync_token_ids_across_tp",
+        (f"{SAMPLER_MODULE}.Sampler._sync_token_ids_across_tp",),
+        ("self", "batch_next_token_ids", "sampling_info"),
+    ),
+    HookPoint("get_exec", (f"{SAMPLER_MODULE}.get_exec",), ()),
     HookPoint("override", ("sglang.srt.runtime_context._ConfigBag.override",), ("self", "kwargs")),
 )
 """What a sampler of ours needs; all of it or nothing."""

@@ -193,6 +193,9 @@ class _Integration:
         self.layers.rollback()
         environment.withdraw()
         self.say("warning", f"refused: {reason}")
+        with suppress(ValueError):  # of the variable; then nothing is asked for
+            if environment.sampler(environment.ENABLE_SAMPLER_TRTLLM):
+                self.say("warning", f"sampling stays {NAME}'s own, too")
 
 
 _integration = _Integration()

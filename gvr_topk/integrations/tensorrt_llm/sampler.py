@@ -7,18 +7,21 @@ inside the CUDA graph, so everything here stays on the device.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold
+from torch.nn.functional import pad, threshold
 
 from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.replacement import Replacement, readable
 from gvr_topk.integrations._kit.verify import Differs
+from gvr_topk.integrations.tensorrt_llm.upstream import SPECULATION
 from gvr_topk.sampling import LIMIT_WORDS, apply_limits_, renorm, sample
 
 GREEDY_TEMPERATURE = 1e-4
@@ -56,10 +59,10 @@ class FusedTokens(Replacement[FusedCall]):
     reason = kind = own = "sampler"
     outputs: ClassVar[tuple[str, ...]] = ("tokens",)
 
-    @cached_property
+    @property
     def _off(self) -> bool:
-        """Whether the integration is off; asked at the first call, when the configuration has been read."""
-        return environment.mode() is Mode.OFF
+        """Whether the integration is off; a process may start several engines."""
+        return _mode(os.environ.get(environment.ENABLE_TRTLLM), os.environ.get(environment.YAML)) is Mode.OFF
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FusedCall:
         call = FusedCall(*args, **kwargs)
@@ -107,6 +110,12 @@ class FusedProbs(FusedTokens):
     outputs = ("probabilities",)
 
 
+@lru_cache
+def _mode(asked: str | None, published: str | None) -> Mode:
+    """What these values of the environment's variables ask for."""
+    return environment.mode()
+
+
 def _limits(call: FusedCall) -> Tensor:
     """Allocate limits."""
     return torch.empty((len(call.logits), LIMIT_WORDS), dtype=torch.int32, device=call.logits.device)
@@ -130,19 +139,37 @@ def _draw(call: FusedCall, **others: Any) -> Tensor:
 def _noise(call: FusedCall) -> dict[str, Tensor]:
     """Return a seed and a position for each row.
 
-    Rows may share a seed and an offset: those of one request do, and requests without a seed of their own. So
-    the seed also counts the rows before that have the same two. That is the number of the row if all share
-    them, and 0 if the row has them alone, so its noise then depends on no other row. The upper half of the
-    offset goes into the seed, because only the lower half of a position counts.
+    Rows may share a seed and an offset, as those of one request do, so the seed also counts the rows before
+    that have the same two. That is the number of the row if all share them, and 0 if the row has them alone,
+    so its noise then depends on no other row. Requests without a seed all get the same one, at offsets that
+    others of them have had, so their rows go by their number, as all rows do in TensorRT-LLM. The upper half
+    of the offset goes into the seed, because only the lower half of a position counts.
     """
     rows, device = len(call.logits), call.logits.device
     if call.seed is None or call.offset is None:
         seeds = torch.randint(-(1 << 63), (1 << 63) - 1, (rows,), dtype=torch.int64, device=device)
         return {"seeds": seeds, "positions": torch.zeros_like(seeds)}
     seed, offset = (each.reshape(-1)[:rows].expand(rows) for each in (call.seed, call.offset))
-    before = ((seed[:, None] == seed) & (offset[:, None] == offset)).tril(-1).sum(1)
+    row = torch.arange(rows, device=device)
+    before = torch.where(seed == _default_seed(), row, _earlier_alike(row, seed, offset))
     seeds = seed + ROW_STEP * before + OFFSET_STEP * (offset >> 32)
     return {"seeds": seeds, "positions": offset.contiguous()}
+
+
+def _default_seed() -> int:
+    """The seed that TensorRT-LLM gives to requests without one, as the callers of its functions know it."""
+    return int(getattr(sys.modules.get(SPECULATION), "DEFAULT_SAMPLING_SEED", 42))
+
+
+def _earlier_alike(row: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
+    """Count the rows before each that have its seed and offset."""
+    if len(row) == 0:
+        return row
+    order = offset.argsort(stable=True)
+    order = order[seed[order].argsort(stable=True)]
+    begins = pad(seed[order].diff().ne(0) | offset[order].diff().ne(0), (1, 0), value=True)
+    first = torch.where(begins, row, 0).cummax(0).values
+    return torch.empty_like(row).scatter_(0, order, row - first)
 
 
 def _agree(call: FusedCall, ours: list[Tensor], theirs: Any) -> bool:

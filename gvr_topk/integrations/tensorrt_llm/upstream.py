@@ -162,6 +162,9 @@ MANAGER_OBJECT = PatchPoint(
 
 _FILTERS = ("logits", "temperatures", "top_ks", "top_ps", "min_ps")
 _WRAPPED = f"with {ENABLE_SAMPLER_TRTLLM}=1 wrapped: runs our op; the original stays as the fallback"
+SPECULATION = "tensorrt_llm._torch.speculative.interface"
+"""Module that calls the fused sampler, and knows the seed of requests without one."""
+
 SAMPLER_POINTS = tuple(
     PatchPoint(name, "function", FUSED_SAMPLER, parameters, _WRAPPED)
     for name, parameters in (
