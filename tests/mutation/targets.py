@@ -42,7 +42,7 @@ _VLLM_SAMPLER = (
     "test_integration_vllm_sampler.py",
     "test_integration_vllm_sampler_verify.py",
 )
-_SGLANG = ("test_sglang.py",)
+_SGLANG = ("test_sglang.py", "test_sglang_sampler.py")
 _TENSORRT_LLM = (
     "test_integration_models.py",
     "test_integration_steps.py",
@@ -121,6 +121,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/integrations/tensorrt_llm/sampler.py": ("test_integration_trtllm_sampler.py",),
     "gvr_topk/integrations/tensorrt_llm/selection.py": ("test_integration_kit.py", *_TENSORRT_LLM),
     "gvr_topk/integrations/tensorrt_llm/type_hints.py": ("test_integration_kit.py",),
+    "gvr_topk/integrations/sglang/sampler.py": ("test_sglang_sampler.py",),
+    "gvr_topk/integrations/vllm/drafts.py": ("test_integration_vllm_drafts.py",),
     "gvr_topk/integrations/vllm/logprobs.py": ("test_integration_vllm_logprobs.py",),
     "gvr_topk/integrations/vllm/plugin.py": ("test_integration_vllm.py", *_VLLM_SAMPLER),
     "gvr_topk/integrations/vllm/sampler.py": _VLLM_SAMPLER[1:],
