@@ -363,6 +363,8 @@ class Trial:
             self._engine.collective_rpc("gvr_topk_reset")
         if self._times is not None:
             self._times.take()
+        if isinstance(self._draws, vllm_sampler.Comparison):
+            self._draws.reset()
 
     def result(self) -> dict[str, Any]:
         """What was done so far, ready for JSON."""

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from gvr_topk.integrations._kit.transaction import Transaction
-from gvr_topk.integrations.vllm.sampler import MARGIN, NEAR
-from gvr_topk.sampling import LIMIT_WORDS, arithmetic, sample
+from gvr_topk.integrations.vllm.sampler import NEAR
+from gvr_topk.sampling import arithmetic
 from gvr_topk.sampling.arguments import Noise
 from gvr_topk.sampling.reference import Kept, Row, Setting, draw, keep
 
@@ -75,8 +75,8 @@ FILTERS = ("temperature", "top_k", "top_p", "min_p")
 NO_TOP_K = 1 << 15
 """A top-k of so many tokens is none: it is the vocabulary."""
 
-TIES_JUDGED = 200
-"""So many rows that are a `TIE` are judged on the CPU; there are thousands in bf16."""
+MARGIN = 5e-3
+"""By what share of itself the top-p or min-p that vLLM's search amounts to may be another."""
 
 WRONG = (WRONG_TOKEN, UNEXPLAINED, "logprob_rows_that_differ", "drafts_greedy_requests_that_differ")
 """Counts of a comparison that should be 0."""
@@ -87,7 +87,7 @@ LOGPROB_TOLERANCE = 1e-4
 TIMED_EVERY = 8
 """Of so many calls, one is timed on the GPU, behind a pause of `PAUSE_CYCLES`, while the host gets ahead."""
 
-PAUSE_CYCLES = 4_000_000
+PAUSE_CYCLES = 10_000_000  # some 5 ms
 
 
 def _classes() -> tuple[Any, Any]:
@@ -130,6 +130,12 @@ class Comparison:
         patches.wrap(module, "compute_topk_scores", self.wrap_scores)
         patches.set_attribute(rejection, "_verify", self.wrap_verify(rejection._verify))
 
+    def reset(self) -> None:
+        """Forget what was counted, such as vLLM's warm-up."""
+        self.counts.clear()
+        self.differences.clear()
+        self.largest_logprob_difference = 0.0
+
     def as_dict(self) -> dict[str, Any]:
         """What was counted."""
         largest = {"largest_logprob_difference": self.largest_logprob_difference}
@@ -157,14 +163,7 @@ class Comparison:
     ) -> None:
         self.counts["calls"] += 1
         self.counts["rows"] += len(ours)
-        rows = (ours != theirs).nonzero().flatten()
-        if len(rows) == 0:
-            return
-        tie = ties_at_border(states, logits[rows], slots[rows], theirs[rows])
-        for row, is_tie in zip(rows.tolist(), tie.tolist(), strict=True):
-            if is_tie and self.counts[TIE] >= TIES_JUDGED:  # the kernels' threshold says as much
-                self.counts[TIE] += 1
-                continue
+        for row in (ours != theirs).nonzero().flatten().tolist():
             slot, position = int(slots[row]), int(positions[row])
             filters = {name: getattr(states, name).np[slot].item() for name in FILTERS}
             judged = judge(
@@ -184,9 +183,11 @@ class Comparison:
 
         def observed(logits: Tensor, *args: Any, **named: Any) -> Any:
             ours, theirs = scores(logits, *args, **named), original(logits, *args, **named)
-            apart = (ours.logprobs - theirs.logprobs).abs().amax(1)
+            alike = ours.logprobs == theirs.logprobs  # such as -inf
+            apart = (ours.logprobs - theirs.logprobs).abs().masked_fill(alike, 0).amax(1)
             values = [logits.gather(1, each.logprob_token_ids.long()) for each in (ours, theirs)]
-            differ = (values[0] != values[1]).any(1) | (apart > LOGPROB_TOLERANCE)
+            differ = (values[0] != values[1]).any(1) | ~(apart <= LOGPROB_TOLERANCE)
+            differ |= ours.logprob_token_ids[:, 1:].sort(1).values.diff().eq(0).any(1)
             differ |= ours.selected_token_ranks != theirs.selected_token_ranks
             self.counts["logprob_rows"] += len(differ)
             self.counts["logprob_rows_that_differ"] += int(differ.sum())
@@ -234,17 +235,6 @@ class Comparison:
             return ours
 
         return observed
-
-
-def ties_at_border(states: Any, logits: Tensor, slots: Tensor, tokens: Tensor) -> Tensor:
-    """Whether tokens have the last logit that top-p keeps, by the limits that our kernel writes."""
-    limits = torch.empty((len(logits), LIMIT_WORDS), dtype=torch.int32, device=logits.device)
-    parameters = {name: getattr(states, name).gpu[slots] for name in FILTERS}
-    sample(logits, **parameters, seeds=0, positions=0, limits=limits)
-    keys = limits[:, 0]
-    last = torch.where(keys < 0, keys ^ -(1 << 31), ~keys).view(torch.float32)
-    values = logits.gather(1, tokens.clamp(0, logits.shape[1] - 1)[:, None])[:, 0].float()
-    return (parameters["top_p"] < 1) & (values == last)
 
 
 def judge(
@@ -296,7 +286,7 @@ def reason(told: dict[str, Any]) -> str:
     shares, equals, top_p = told["shares"], told["equals"], told["top_p"]
     if equals > 1 and any(ahead < 1 < behind for ahead, behind in shares):
         return TIE
-    if any(abs(share - 1) <= MARGIN for both in shares for share in both):
+    if any(abs(ahead - 1) <= MARGIN for ahead, _ in shares):
         return CUTOFF
     ahead, behind = shares[-1] if shares and top_p < 1 else (0.0, 0.0)
     if "gap" in told and told["gap"] > 0 and ahead < 1 and abs(behind * top_p - 1) < 1e-6:
@@ -309,14 +299,6 @@ def reason(told: dict[str, Any]) -> str:
 def why_of(told: dict[str, Any]) -> str:
     """The `reason` of a listed difference; some have no more than a word."""
     return reason(told) if "shares" in told else str(told["why"])
-
-
-def reasons(draws: dict[str, Any]) -> Counter[str]:
-    """Count the rows of a comparison whose tokens differ by `reason`, those included that are not listed."""
-    listed = draws["differences"]
-    counts = Counter(map(why_of, listed))
-    counts[TIE] += draws.get(TIE, 0) - sum(one["why"] == TIE for one in listed)
-    return counts
 
 
 def at_borders(kept: Kept, row: Row, setting: Setting, token: int) -> tuple[list[tuple[float, float]], int]:
@@ -345,6 +327,7 @@ class Times:
 
     def __init__(self) -> None:
         self._calls: list[tuple[int, float, Any]] = []
+        self.flashinfer = False  # whether vLLM has FlashInfer's sampler for batches that it can draw
 
     def observe(self, patches: Transaction) -> None:
         """Time the calls of both samplers of this process."""
@@ -367,6 +350,7 @@ class Times:
             if events is not None:
                 events[1].record()
             self._calls.append((len(logits), spent, events))
+            self.flashinfer = getattr(sampler, "sampler", sampler).use_flashinfer
             return result
 
         return timed
@@ -384,6 +368,7 @@ class Times:
         return {
             "rows": rows,
             "calls": count,
+            "flashinfer": self.flashinfer,
             "host_us": round(1e6 * statistics.median(spent for spent, _ in same), 1),
             "gpu_us": round(statistics.median(on_gpu), 1) if on_gpu else None,
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,8 @@ from eval.engines.vllm_sampler import (
     MIXED,
     TIE,
     TIED,
-    TIES_JUDGED,
     UNEXPLAINED,
     WRONG_TOKEN,
-    reasons,
     why_of,
 )
 from eval.report.pages import listed, render, shown
@@ -29,6 +27,9 @@ GRAPHS = {"eager": "eager", "full": "FULL graphs"}
 TRIALS = "vllm_trial_*.json"
 SAMPLERS = "vllm_sampler_*.json"
 SAMPLING_PARTS = (("gpu_us", 0), ("host_us", 0), ("decode_ms_median", 2))
+ENDED = "no end after"
+"""What the problem of an engine says that was stopped by the time; what it had done by then counts."""
+
 PER_STEP = (("step_ms", 2), ("gpu_ms", 3))
 
 Data = Mapping[str, Any]
@@ -59,9 +60,10 @@ def vllm_figures(folder: Path) -> str:
 
 def sampler_tables(trials: Files) -> dict[str, Any] | None:
     """Tokens that vLLM's sampler drew too, drafts that both verified, and times of both."""
-    engines = [engine for trial in trials.values() for engine in trial["engines"]]
+    engines = [engine for trial in trials.values() for engine in trial["engines"] if engine.get("cases")]
     if not engines:
         return None
+    cut_off = [engine for engine in engines if engine.get("problem")]
     drawn, verified, beyond = [], [], []
     for engine in sorted(engines, key=lambda engine: engine["cases"][0]["batch"]):
         if not (draws := engine.get("draws")):
@@ -70,7 +72,7 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
         beyond += [one["batch"] for one in draws["differences"] if why_of(one) == BEYOND]
         batches = listed([str(batch) for batch in sorted({case["batch"] for case in engine["cases"]})])
         if not engine["drafts"]:
-            why = reasons(draws)
+            why = Counter(map(why_of, draws["differences"]))
             told = [why[name] for name in (TIED, TIE, CUTOFF, LAST, BEYOND, UNEXPLAINED, WRONG_TOKEN)]
             scored = [count[name] for name in ("logprob_rows", "logprob_rows_that_differ")]
             drawn.append(
@@ -86,7 +88,6 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
             times[engine["drafts"], case["batch"], case["kind"]][engine["mode"]] = case
     return {
         "source": source_of(*trials.values()),
-        "ties_judged": TIES_JUDGED,
         "least_beyond": min(beyond, default=None),
         "drawn": drawn,
         "verified": verified,
@@ -94,8 +95,9 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
             [str(drafts or "none"), str(batch), kind]
             + [shown(by_mode[mode][part], digits) for part, digits in SAMPLING_PARTS for mode in MODES]
             for (drafts, batch, kind), by_mode in sorted(times.items())
-            if set(by_mode) == set(MODES)
+            if set(by_mode) == set(MODES) and len({case["rows"] for case in by_mode.values()}) == 1
         ],
+        "cut_off": len(cut_off),
         "streams": [stream for trial in trials.values() for stream in trial["streams"]],
     }
 
@@ -106,7 +108,7 @@ def mixed_call(files: Results, requests: int = 64) -> dict[str, Any] | None:
         us = {
             engine["mode"]: case["gpu_us"]
             for engine in trial["engines"]
-            for case in engine["cases"]
+            for case in engine.get("cases", ())
             if engine["mode"] in MODES
             and (engine["drafts"], case["batch"], case["kind"]) == (0, requests, MIXED)
         }
@@ -121,6 +123,9 @@ def _sound(trials: Files) -> Files:
     for name, trial in trials.items():
         failures = [line for engine in trial["engines"] for line in engine.get("failures", ())]
         refuse_if(failures, name, "no failures")
+        problems = [str(engine.get("problem") or ENDED) for engine in trial["engines"]]
+        wrong = [problem for problem in problems if ENDED not in problem]
+        refuse_if(wrong, name, "engines without a problem, or ended by the time")
     return trials
 
 

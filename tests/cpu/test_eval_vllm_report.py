@@ -134,11 +134,16 @@ def test_sampler(tmp_path: Path) -> None:
         told | {"shares": [[1.1, 1.2]]},
         told | {"shares": [[1.1, 1.2]], "top_k": 1 << 17, "batch": 70},
     ]
-    draws = {"rows": 7000, "calls": 70, "tie at the border": 20, "differences": differences}
+    draws = {"rows": 7000, "calls": 70, "differences": differences}
     drafts = {"drafts_calls": 9, "drafts_first_drafts": 30, "drafts_accepted_by_ours": 12}
     compared = _engine("sampler", cases=cases, draws=draws | drafts | {"drafts_accepted_by_vllm_alone": 3})
     timed = [
-        _engine("sampler", mode=mode, drafts=drafts, cases=[cases[0] | {"gpu_us": 50.4 * scale} | more])
+        _engine(
+            "sampler",
+            mode=mode,
+            drafts=drafts,
+            cases=[cases[0] | {"gpu_us": 50.4 * scale, "rows": 64} | more],
+        )
         for mode, scale in (("stock", 2), ("ours", 1))
         for drafts in (0, 3)
         for more in ({"host_us": 90.0, "decode_ms_median": 2.5},)
@@ -146,7 +151,7 @@ def test_sampler(tmp_path: Path) -> None:
     stream = {"drafts": 3, "requests": 32, "requests_alike": 31, "tokens": 2048}
     streams = [stream | {"tokens_before_a_difference": 2000}]
     said = _write(tmp_path / "h1", vllm_sampler_a=_trial(compared, *timed, streams=streams))
-    assert "| 8 and 64 | 70 | 7,000 | 1 | 20 | 0 | 1 | 1 | 1 | 0 | 0 | 0 |" in said
+    assert "| 8 and 64 | 70 | 7,000 | 1 | 1 | 0 | 1 | 1 | 1 | 0 | 0 | 0 |" in said
     assert "| 8 and 64 | 9 | 0 | 0 | 30 | 12 | 0 | 0 | 3 |" in said
     for drafts_shown in ("none", "3"):
         assert f"| {drafts_shown} | 64 | mixed | 101 | 50 | 90 | 90 | 2.50 | 2.50 |" in said

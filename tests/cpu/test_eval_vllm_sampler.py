@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from vllm_engine import logits_of, sampler_batch, sampler_with
 from vllm_lines import break_sampler, lines_of_draws
 
@@ -27,7 +26,6 @@ from eval.engines.vllm_sampler import (
     judge,
     settings_of,
     shows,
-    ties_at_border,
 )
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations._kit.transaction import Transaction
@@ -125,22 +123,13 @@ def test_a_token_that_the_exact_arithmetic_does_not_keep() -> None:
     assert judge(np.float32([0, 0]), OFF | {"top_k": 1}, seed, 5, 0, 1)["why"] == "unexplained"
 
 
-def test_ties_at_the_border(patches: Transaction) -> None:
-    states = sampler_with([{"top_p": 0.5}, {"top_k": 2}]).sampling_states
-    logits = torch.tensor([[3.0, 2.0, 2.0, 1.0]]).repeat(4, 1).to(torch.bfloat16)
-    slots, tokens = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 2, 1, 2])
-    assert ties_at_border(states, logits, slots, tokens).tolist() == [True, False, False, False]
-    logits[:, 0] = 2.0
-    assert ties_at_border(states, logits, slots, tokens).tolist() == [True, True, True, False]
-
-
 def test_times(patches: Transaction) -> None:
     times = Times()
     times.observe(patches)
     steps(9)
     told = times.take()
     assert told["rows"] == len(KINDS[MIXED]) and told["calls"] == 9 and told["host_us"] > 0
-    assert told["gpu_us"] is None and times.take() == {"calls": 0}
+    assert told["gpu_us"] is None and told["flashinfer"] is False and times.take() == {"calls": 0}
 
 
 def test_common_tokens() -> None:

@@ -15,6 +15,7 @@ from vllm_engine import logits_of, native, sampler_batch, sampler_with
 from vllm_lines import break_sampler, lines_of_draws
 
 from gvr_topk.integrations import vllm as integration
+from gvr_topk.integrations.vllm import sampler
 from gvr_topk.sampling import arithmetic
 
 OURS, DIFFERS = ("gvr_topk", "sampler"), ("original", "sampler error: Differs")
@@ -136,25 +137,40 @@ def test_a_token_at_the_border_of_a_filter(
     assert counts == ({OURS: 1} if near else {DIFFERS: 1})
 
 
-def test_a_row_that_vllm_leaves_without_top_p(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its token is what is drawn without top-p; any other one is a fault."""
+@pytest.mark.parametrize("count", [64, 65])
+def test_rows_that_vllm_leaves_without_top_p(
+    log: list[str], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """In calls of more than 64 rows it may; its token is then what is drawn without top-p."""
     monkeypatch.setenv("GVR_TOPK_VERIFY", "9")
     integration.register()
-    one, inputs = sampler_with([{"seed": 11, "top_p": 0.4}]), sampler_batch([0], position() - 1)
+    one, inputs = sampler_with([{"seed": 11, "top_p": 0.4}]), sampler_batch([0] * count, position() - 1)
     monkeypatch.setattr(
         sys.modules[type(one).__module__], "apply_top_k_top_p", lambda logits, *others, **named: logits
     )
-    assert one(two_tokens(1.0, 0.0), inputs).sampled_token_ids.item() == 0
-    assert int(native(one)(two_tokens(1.0, 0.0), inputs).sampled_token_ids) == LAST
-    assert integration.counters().calls == {OURS: 1}
-    monkeypatch.setattr(
-        type(one),
-        "_sample_random",
-        lambda *given: (torch.tensor([LAST - 1]), two_tokens(1.0, 0.0)),
-        raising=True,
+    logits = two_tokens(1.0, 0.0).repeat(count, 1)
+    ours = one(logits, inputs).sampled_token_ids
+    assert integration.counters().calls == ({OURS: 1} if count > 64 else {DIFFERS: 1})
+    assert (ours[0].item() == 0) is (count > 64) and int(
+        native(one)(logits, inputs).sampled_token_ids[0]
+    ) == LAST
+
+
+@pytest.mark.parametrize(("least", "alike"), [(-12.0, True), (-5.0, False)])
+def test_the_cut_of_a_search(log: list[str], least: float, alike: bool) -> None:
+    """Beside a large probability, vLLM's search does not tell small ones apart."""
+    logits = two_tokens(0.0, -torch.inf)
+    logits[0, 1:100] = least + 0.1 * torch.arange(99) / 99
+    mass = logits.exp().sum() - logits[:, 50:100].exp().sum() / 2
+    one = sampler_with([{"top_p": float(mass / logits.exp().sum())}])
+    at = torch.tensor([0])
+    call = sampler.SampleCall(one, logits, at, at, at.numpy(), at, at, at, at.numpy())
+    tokens = torch.tensor([[0, 1, 99]])
+    assert sampler._at_cut(call, at, tokens).tolist() == [[False, alike, alike]]
+    assert (
+        sampler._keeps(call, at, tokens, 0.0)[0, [0, 2]].all()
+        and not sampler._keeps(call, at, tokens, 0.0)[0, 1]
     )
-    one(two_tokens(1.0, 0.0), inputs)
-    assert integration.counters().calls == {OURS: 1, DIFFERS: 1}
 
 
 def test_equal_logits_of_a_greedy_row_are_no_border(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

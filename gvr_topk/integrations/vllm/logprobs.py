@@ -61,6 +61,7 @@ class LogprobsHook(Replacement[ScoresCall]):
         ours = topk_logprobs(call.logits, call.num_logprobs, call.sampled_token_ids)
         if self.verifier is not None and self.verifier.compares(REASON, call.logits.device):
             self.verifier.compare(REASON, original, lambda theirs: _agree(call.logits, ours, theirs))
+        ours.ids[:, 0] = call.sampled_token_ids  # vLLM names one behind the vocabulary, too
         starts = call.cu_num_logits
         on_device = isinstance(starts, Tensor)
         return sys.modules[OUTPUTS_MODULE].LogprobsTensors(
@@ -78,11 +79,14 @@ class LogprobsHook(Replacement[ScoresCall]):
 def _agree(logits: Tensor, ours: TopkLogprobs, theirs: Any) -> bool:
     """Return whether a row was compared; raise `Differs` if one has another result.
 
-    Rows with NaN are not compared: vLLM has no log-probabilities there. Of equal logits either may be named.
-    Nor is the rank of a token at -inf: vLLM counts places behind the row, too, up to a multiple of 8,192.
+    Rows with NaN, or of a token behind the vocabulary, are not compared: vLLM has no log-probabilities there.
+    Of equal logits either may be named. Nor is the rank of a token at -inf: vLLM counts places behind the
+    row, too, up to a multiple of 8,192.
     """
-    judged = ~theirs.logprobs.isnan().any(1)
-    values, other = (logits.gather(1, ids) for ids in (ours.ids, theirs.logprob_token_ids.long()))
+    judged = ~theirs.logprobs.isnan().any(1) & (ours.ids >= 0).all(1)
+    last = logits.shape[1] - 1
+    named = (ours.ids, theirs.logprob_token_ids.long())
+    values, other = (logits.gather(1, ids.clamp(0, last)) for ids in named)
     twice = ours.ids[:, 1:].sort(1).values.diff().eq(0)
     close = torch.isclose(ours.logprobs, theirs.logprobs, rtol=TOLERANCE, atol=TOLERANCE)
     for what, wrong in (

@@ -32,9 +32,15 @@ MIRRORS = {
 }
 """Classes that change logits ahead of the temperature, and where the host knows for which requests."""
 
-MARGIN = 5e-3
-"""By what share of itself the effective top-p or min-p of vLLM may be off. It sums in fp32, and its search
-for a probability ends within 1e-9: of very flat logits it kept 0.3 % too much in an engine."""
+MARGIN = 1e-3
+"""By what share of itself the effective top-p or min-p of vLLM may be off: it sums in fp32."""
+
+HALVINGS, LEAST_RANGE = 2.0**-17, 2e-9
+"""How far off vLLM's cut for top-p may be, as a share of the largest probability and as a probability: it
+halves a range of probabilities 18 times, or until 1e-9 are left. Both are twice that."""
+
+SPLIT_ROWS = 64
+"""Most rows of a call for which vLLM has another kernel of top-p alone."""
 
 NEAR = 1e-5
 """By how much, and by what share of itself, one of two scores that tie may be larger."""
@@ -192,18 +198,17 @@ def _faults(call: SampleCall, rows: Tensor, pairs: Tensor, width: int) -> list[s
     if len(rows) == 0:
         return []
     tokens = pairs.clamp(0, width - 1)
-    within = _keeps(call, rows, tokens, MARGIN) & (tokens == pairs)
+    at_cut = _at_cut(call, rows, tokens)
+    within = (_keeps(call, rows, tokens, MARGIN) | at_cut) & (tokens == pairs)
+    kept = within.all(1) | (within[:, 0] & (_without_top_p(call, rows) == pairs[:, 1]))
     scores = _scores(call, rows, tokens)
-    best = scores.max(1)
     # Whether the better token is at the border of a filter, and may not have been kept.
-    border = ~_keeps(call, rows, tokens, -MARGIN).gather(1, best.indices[:, None])[:, 0]
-    near = torch.isclose(scores[:, 0], scores[:, 1], rtol=NEAR, atol=NEAR)
-    # Of more than 64 rows, vLLM leaves those unfiltered by top-p in which its exponentials underflow.
-    unfiltered = _draw(call, call.logits[rows], call.expanded_idx_mapping[rows], call.pos[rows], top_p=1.0)
-    kept = within.all(1) | (within[:, 0] & (unfiltered == pairs[:, 1]))
+    border = at_cut | ~_keeps(call, rows, tokens, -MARGIN)
+    tied = torch.isclose(scores[:, 0], scores[:, 1], rtol=NEAR, atol=NEAR)
+    tied |= border.gather(1, scores.argmax(1, keepdim=True))[:, 0]
     return [
-        "not kept" if not kept else "" if tied else f"scores {score}"
-        for kept, tied, score in zip(kept.tolist(), (near | border).tolist(), scores.tolist(), strict=True)
+        "not kept" if not there else "" if near else f"scores {score}"
+        for there, near, score in zip(kept.tolist(), tied.tolist(), scores.tolist(), strict=True)
     ]
 
 
@@ -212,13 +217,41 @@ def _keeps(call: SampleCall, rows: Tensor, tokens: Tensor, margin: float) -> Ten
     states = call.sampler.sampling_states
     top_p, min_p = states.top_p.gpu, states.min_p.gpu
     wider = torch.where(top_p < 1, top_p * (1 + margin), top_p)
-    kept, slots = call.logits[rows], call.expanded_idx_mapping[rows]
-    limits = _limits(kept)
-    _draw(call, kept, slots, call.pos[rows], top_p=wider, min_p=min_p * (1 - margin), limits=limits)
-    # Of equal logits at the border of top-p, vLLM keeps all, or one more or less.
-    has_border = (top_p[slots] < 1) & (states.temperature.gpu[slots] > 0)
-    limits[:, 1].masked_fill_(has_border, kept.shape[1] - 1 if margin > 0 else 0)
-    return apply_limits_(kept, limits).gather(1, tokens) > -torch.inf
+    kept = _kept(call, rows, top_p=wider, min_p=min_p * (1 - margin))
+    return kept.gather(1, tokens) > -torch.inf
+
+
+def _kept(call: SampleCall, rows: Tensor, **others: Any) -> Tensor:
+    """Return the logits that some rows keep, else -inf; `others` are parameters in place of the requests'."""
+    logits = call.logits[rows]
+    limits = _limits(logits)
+    _draw(call, logits, call.expanded_idx_mapping[rows], call.pos[rows], limits=limits, **others)
+    return apply_limits_(logits, limits)
+
+
+def _at_cut(call: SampleCall, rows: Tensor, tokens: Tensor) -> Tensor:
+    """Whether tokens are, to vLLM's search, as probable as the last one that top-p keeps; equal ones are."""
+    states, slots = call.sampler.sampling_states, call.expanded_idx_mapping[rows]
+    temperature, top_p = states.temperature.gpu[slots, None], states.top_p.gpu[slots, None]
+    logits = call.logits[rows].float()
+    # Shares of the largest probability.
+    shares = torch.exp((logits - logits.amax(1, keepdim=True)) / temperature.clamp(min=1e-5))
+    last = shares.masked_fill(_kept(call, rows) == -torch.inf, 1).amin(1, keepdim=True)
+    off = (LEAST_RANGE * shares.sum(1, keepdim=True)).clamp(min=HALVINGS)
+    return ((shares.gather(1, tokens) - last).abs() <= off) & (top_p < 1) & (temperature > 0)
+
+
+def _without_top_p(call: SampleCall, rows: Tensor) -> Tensor:
+    """Return what is drawn without top-p, where vLLM may leave it out, and else -1.
+
+    Its kernel of top-p alone, for more than `SPLIT_ROWS` rows or for no more tokens than top-k, keeps all
+    tokens of a row in which its exponentials underflow.
+    """
+    states, slots, logits = call.sampler.sampling_states, call.expanded_idx_mapping[rows], call.logits[rows]
+    top_k = states.top_k.gpu[slots]
+    many = (top_k >= logits.shape[1]) & (len(call.logits) > SPLIT_ROWS)
+    few = (top_k < logits.shape[1]) & ((logits > -torch.inf).sum(1) <= top_k)
+    return torch.where(many | few, _draw(call, logits, slots, call.pos[rows], top_p=1.0), -1)
 
 
 def _scores(call: SampleCall, rows: Tensor, tokens: Tensor) -> Tensor:
