@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,22 @@ def test_every_caller_is_served(log: list[str], dtype: torch.dtype, early: bool,
     assert all(map(torch.equal, parts, whole))
     assert calls() == {OURS: 8}
     assert log == [LINE + "on: log-probabilities of 0 and the sampled token"]
+
+
+def test_a_token_behind_the_vocabulary(log: list[str]) -> None:
+    """It keeps its number, as that of an image does in a prompt, and is not compared."""
+    integration.register()
+    sampler, *_ = loaded()
+    logits, sampled = rows()
+    sampled[2] = WIDTH + 5  # the rows of vLLM's buffer are longer
+    got = sampler.compute_topk_scores(logits, 2, sampled)
+    assert torch.equal(got.logprob_token_ids[:, 0], sampled) and calls() == {OURS: 1}
+    theirs = topk_logprobs(logits, 2, sampled.clamp(max=WIDTH - 1))
+    ids = torch.cat((sampled[:, None], theirs.ids[:, 1:]), 1)
+    other = SimpleNamespace(
+        logprob_token_ids=ids, logprobs=theirs.logprobs, selected_token_ranks=theirs.ranks
+    )
+    assert logprobs._agree(logits, topk_logprobs(logits, 2, sampled), other)
 
 
 @pytest.mark.parametrize("value", [None, "0"])
