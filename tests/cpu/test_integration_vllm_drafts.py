@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from sampler_setup import change_op, fail
 from torch import Tensor
 from vllm_engine import SAMPLING, draft_batch, logits_of, native, sampler_with
-from vllm_lines import fail, lines_of_draws
+from vllm_lines import lines_of_draws
 
 from gvr_topk import sampling
 from gvr_topk.integrations import vllm as integration
@@ -66,6 +67,12 @@ def right_drafts(one: Any, places: Sequence[int], counts: Sequence[int]) -> tupl
     return rows_of(table, places, starts, guesses), draft_batch(places, starts, guesses), stream
 
 
+def same_as_native(two: Any, *call: Any) -> None:
+    got, wanted = two(*call), native(two)(*call)
+    assert torch.equal(got.num_sampled, wanted.num_sampled)
+    assert torch.equal(got.sampled_token_ids, wanted.sampled_token_ids)
+
+
 @pytest.mark.parametrize("chunk", [5, 1 << 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_stream_is_that_without_drafts(
@@ -76,29 +83,26 @@ def test_the_stream_is_that_without_drafts(
     one, table = sampler_with(), table_of(dtype)
     two = rejection_sampler(one)
     monkeypatch.setattr(importlib.import_module(VERIFY_DRAFTS.module), "MAX_CHUNK_LOGITS", chunk)
-    stream = stream_of(one, table)
+    stream = stream_of(one, table).tolist()
     at, accepted, rejected, steps = [0] * SLOTS, [0] * SLOTS, [0] * SLOTS, 0
     while running := [place for place in range(SLOTS) if at[place] + STEPS < LENGTH]:
         places = random.sample(running, random.randint(1, len(running)))
         guesses = []
         for place in places:
-            right = stream[place, at[place] : at[place] + random.randint(0, STEPS)].tolist()
+            right = stream[place][at[place] : at[place] + random.randint(0, STEPS)]
             guesses.append([t if random.random() < 0.7 else random.choice((-1, t ^ 1)) for t in right])
         starts = [at[place] for place in places]
         logits = rows_of(table, places, starts, guesses)
-        inputs = draft_batch(places, starts, guesses)
         before = logits.clone()
-        got = two(logits, inputs)
+        got = two(logits, draft_batch(places, starts, guesses))
         assert got.sampled_token_ids.dtype == torch.int64 and got.num_sampled.dtype == torch.int32
         assert torch.equal(logits, before)
         for request, (place, guess) in enumerate(zip(places, guesses, strict=True)):
-            wanted = stream[place, at[place] : at[place] + 1 + STEPS]
-            agreed = [draft == token for draft, token in zip(guess, wanted.tolist(), strict=False)]
+            wanted = stream[place][at[place] : at[place] + 1 + STEPS]
+            agreed = [draft == token for draft, token in zip(guess, wanted, strict=False)]
             count = [*agreed, False].index(False) + 1
-            assert got.num_sampled[request] == count
-            assert got.num_rejected[request] == 1 + len(guess) - count
-            assert torch.equal(got.sampled_token_ids[request, :count], wanted[:count])
-            assert (got.sampled_token_ids[request, count:] == -1).all()
+            assert got.sampled_token_ids[request].tolist() == wanted[:count] + [-1] * (1 + STEPS - count)
+            assert (got.num_sampled[request], got.num_rejected[request]) == (count, 1 + len(guess) - count)
             accepted[place] += count - 1
             rejected[place] += 1 + len(guess) - count
             at[place] += count
@@ -112,18 +116,14 @@ def test_the_stream_is_that_without_drafts(
 def test_what_the_op_is_given(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits and the parameters are those of vLLM, where they lie."""
     integration.register()
-    given: dict[str, Any] = {}
-
-    def run(logits: Tensor, tokens: Tensor, steps: int, **others: Any) -> Any:
-        given.update(others, logits=logits, tokens=tokens, steps=steps)
-        return sampling.verify(logits, tokens, steps, **others)
-
-    monkeypatch.setattr(drafts, "verify", run)
+    seen: list[Any] = []
+    monkeypatch.setattr(drafts, "verify", lambda *a, **b: seen.append((a, b)) or sampling.verify(*a, **b))
     one = sampler_with()
     logits, inputs = logits_of(6, dtype=torch.bfloat16), draft_batch([4, 5], [7, 20], [[1, 2, 3], [4]])
     processed, *_ = rejection_sampler(one)._verify(*arguments(logits, inputs))
-    assert given["logits"] is processed is logits
-    assert given["tokens"].tolist() == [0, 1, 2, 3, 0, 4] and given["steps"] == STEPS
+    ((read, tokens, steps), given) = seen[0]
+    assert read is processed is logits
+    assert tokens.tolist() == [0, 1, 2, 3, 0, 4] and steps == STEPS
     assert given["starts"].tolist() == [0, 4, 6] and given["starts"].dtype == torch.int32
     for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
         assert given[name] is getattr(one.sampling_states, name).gpu
@@ -155,20 +155,13 @@ def test_which_drafts_count(log: list[str]) -> None:
     one.prefill_len.gpu[4], one.prefill_len.gpu[8] = 9, 30  # ends with this step, goes on
     got = two(logits, inputs)
     assert got.num_sampled.tolist() == [4, 1, 0, 4] and got.num_rejected.tolist() == [0, 3, 0, 0]
-    assert calls()[OURS] == 3
-
-
-def test_drafts_that_are_dropped_on_the_device(log: list[str]) -> None:
-    """Behind adaptive verification only the device knows which rows are whose."""
-    integration.register()
-    one, places = sampler_with(), [1, 4, 8]
-    two = rejection_sampler(one, enable_adaptive_verification=True)
-    logits, inputs, stream = right_drafts(one, places, [1, 3, 0])
-    inputs.cu_num_logits_np = draft_batch(places, [5] * 3, [[0] * STEPS] * 3).cu_num_logits_np
-    got = two(logits, inputs)
+    # Behind adaptive verification only the device knows which rows are whose.
+    logits, inputs, stream = right_drafts(one, [1, 6, 0], [1, 3, 0])
+    inputs.cu_num_logits_np = draft_batch([1, 6, 0], [5] * 3, [[0] * STEPS] * 3).cu_num_logits_np
+    got = rejection_sampler(one, enable_adaptive_verification=True)(logits, inputs)
     assert got.num_sampled.tolist() == [2, 4, 1] and got.num_rejected.tolist() == [0, 0, 0]
     assert torch.equal(got.sampled_token_ids[1], stream[1])
-    assert calls()[OURS] == 1
+    assert calls()[OURS] == 4
 
 
 def test_rows_of_no_request_are_skipped(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,68 +206,47 @@ def test_what_is_made_of_the_logits(log: list[str], mode: str, masks: bool) -> N
     assert two._verify(*arguments(logits, inputs))[0] is logits
 
 
-PROCESSORS = "with penalties or other processors of logits"
 METHOD = "with another rejection_sample_method"
-THEIRS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("with probabilities of drafts", {"probabilities": True}, {}),
-    (METHOD, {"method": "block"}, {}),
-    (METHOD, {"method": "fly"}, {}),
-    (METHOD, {"method": "synthetic"}, {}),
-    ("of another rejection sampler", {"subclass": True}, {}),
+THEIRS: list[tuple[str, dict[str, Any]]] = [
+    ("with probabilities of drafts", {"others": [torch.zeros(8, STEPS, 300)]}),
+    *((METHOD, {"method": method}) for method in ("block", "fly", "synthetic")),
+    ("of another rejection sampler", {"subclass": True}),
     (
         "of another sampler, such as a watermark's",
-        {"cls": "vllm.v1.watermarking.gpu_sampler:GPUWatermarkSampler"},
-        {},
+        {"sampler": {"cls": "vllm.v1.watermarking.gpu_sampler:GPUWatermarkSampler"}},
     ),
-    ("with fp64 noise", {"use_fp64_gumbel": True}, {}),
-    (PROCESSORS, {}, {"logit_bias": {5: 3.0}}),
-    ("on another device", {"device": "cuda"}, {}),
-    ("of another layout", {"layout": True}, {}),
+    ("with fp64 noise", {"sampler": {"use_fp64_gumbel": True}}),
+    ("with penalties or other processors of logits", {"params": {"logit_bias": {5: 3.0}}}),
+    ("on another device", {"device": "cuda"}),
+    ("of another layout", {"logits": logits_of(6).t().contiguous().t()}),
 ]
 
 
-@pytest.mark.parametrize(("reason", "given", "params"), THEIRS, ids=range(len(THEIRS)))
+@pytest.mark.parametrize(("reason", "given"), THEIRS, ids=range(len(THEIRS)))
 def test_what_vllm_verifies_itself(
-    log: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    reason: str,
-    given: dict[str, Any],
-    params: dict[str, Any],
+    log: list[str], monkeypatch: pytest.MonkeyPatch, reason: str, given: dict[str, Any]
 ) -> None:
     """Its tokens, one line, and nothing is switched off; a batch without such a request is ours."""
     integration.register()
-    given = dict(given)
-    monkeypatch.setattr(sampler, "DEVICE", given.pop("device", "cpu"))
-    logits = logits_of(6).t().contiguous().t() if given.pop("layout", False) else logits_of(6)
-    others = [torch.zeros(8, STEPS, 300)] if given.pop("probabilities", False) else []
-    subclass, method = given.pop("subclass", False), given.pop("method", "standard")
-    one = sampler_with([{"temperature": 0.8, "seed": 3}, {"seed": 4, **params}, {"seed": 5}], **given)
-    two = rejection_sampler(one, method=method)
-    if subclass:
+    monkeypatch.setattr(sampler, "DEVICE", given.get("device", "cpu"))
+    requests = [{"temperature": 0.8, "seed": 3}, {"seed": 4, **given.get("params", {})}, {"seed": 5}]
+    one = sampler_with(requests, **given.get("sampler", {}))
+    two = rejection_sampler(one, method=given.get("method", "standard"))
+    if "subclass" in given:
         two.__class__ = type("Theirs", (type(two),), {})
-    likely = logits.float().argmax(1).tolist()
-    inputs = draft_batch([0, 1], [5, 9], [likely[:3], likely[4:5]])
-    for _ in range(2):
-        got, wanted = two(logits, inputs, *others), native(two)(logits, inputs, *others)
-        assert torch.equal(got.num_sampled, wanted.num_sampled)
-        assert torch.equal(got.sampled_token_ids, wanted.sampled_token_ids)
+    logits = given.get("logits", logits_of(6))
+    likely = logits.argmax(1).tolist()
+    call = logits, draft_batch([0, 1], [5, 9], [likely[:3], likely[4:5]]), *given.get("others", [])
+    same_as_native(two, *call)
+    same_as_native(two, *call)
     assert calls() == {("original", f"drafts {reason}"): 2}
     assert log == [f"{LINE}drafts: RejectionSampler._verify of vLLM serves calls {reason}"]
-    if params:
+    if "params" in given:
         two(logits_of(2), draft_batch([2], [5], [[7]]))
         assert calls()[OURS] == 1
 
 
 # ------------------------------------------------------------- verification
-
-
-def broken(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], object]) -> None:
-    def run(*arguments: Any, **others: Any) -> Any:
-        found = sampling.verify(*arguments, **others)
-        change(found)
-        return found
-
-    monkeypatch.setattr(drafts, "verify", run)
 
 
 def test_the_first_calls_are_verified(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,23 +256,12 @@ def test_the_first_calls_are_verified(log: list[str], monkeypatch: pytest.Monkey
     two, counts, compared = rejection_sampler(sampler_with()), [], []
     module = importlib.import_module(VERIFY_DRAFTS.module)
     own = module.rejection_sample
-
-    def counted(*arguments: Any, **others: Any) -> Any:
-        compared.append(arguments)
-        return own(*arguments, **others)
-
-    monkeypatch.setattr(module, "rejection_sample", counted)
+    monkeypatch.setattr(module, "rejection_sample", lambda *a, **b: compared.append(a) or own(*a, **b))
     nan = logits_of(6)
     nan[1, 5] = torch.nan
     greedy = logits_of(6).argmax(1).tolist()
-    for logits, places in (
-        (nan, [1, 4]),
-        (logits_of(6), [5, 4]),
-        (logits_of(6), [1, 4]),
-        (logits_of(6), [2, 1]),
-        (logits_of(6), [2, 1]),
-    ):
-        two(logits, draft_batch(places, [5, 9], [[*greedy[:2], 0], greedy[4:5]]))
+    for step, places in enumerate(([1, 4], [5, 4], [1, 4], [2, 1], [2, 1])):
+        two(logits_of(6) if step else nan, draft_batch(places, [5, 9], [[*greedy[:2], 0], greedy[4:5]]))
         counts.append((len(compared), len(log)))
     assert calls() == {OURS: 5} and counts == [(1, 1), (1, 1), (2, 1), (3, 2), (3, 2)]
     assert log == [ON, LINE + "verified 2 calls of drafts"]
@@ -324,12 +285,11 @@ def test_wrong_tokens_are_noticed(
     two, logits = rejection_sampler(sampler_with()), logits_of(8)
     greedy = logits.argmax(1).tolist()
     inputs = draft_batch([4, 1], [5, 9], [greedy[:3], [*greedy[4:6], 0]])
-    broken(monkeypatch, lambda found: found.tokens[0].fill_(3))
+    change_op(monkeypatch, drafts, "verify", lambda found: found.tokens[0].fill_(3))
     assert two(logits, inputs).sampled_token_ids[0].tolist() == [3] * 4 and log == [ON]
-    broken(monkeypatch, change)
-    for _ in range(2):
-        got, wanted = two(logits, inputs), native(two)(logits, inputs)
-        assert torch.equal(got.sampled_token_ids, wanted.sampled_token_ids)
+    change_op(monkeypatch, drafts, "verify", change)
+    same_as_native(two, logits, inputs)
+    same_as_native(two, logits, inputs)
     line = log[1]
     assert line.startswith(f"{LINE}fell back: drafts: Differs: request 1 of 2: {what}")
     assert f", and 3 of {[*greedy[4:7], -1]} by vLLM." in line and line.endswith(OFF)
@@ -339,27 +299,21 @@ def test_wrong_tokens_are_noticed(
 # ------------------------------------------------------------- the switch
 
 
-@pytest.mark.parametrize("value", [None, "0", "1", "force", " Drafts "])
-def test_on_only_if_asked_for(log: list[str], monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+@pytest.mark.parametrize("value", ["0", "1", "force", " Drafts "])
+def test_on_only_if_asked_for(log: list[str], monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     """And then the sampler is ours too."""
-    if value is None:
-        monkeypatch.delenv("GVR_TOPK_SAMPLER")
-    else:
-        monkeypatch.setenv("GVR_TOPK_SAMPLER", value)
+    monkeypatch.setenv("GVR_TOPK_SAMPLER", value)
     one = sampler_with()
     two = rejection_sampler(one)
     own = type(two)._verify
     integration.register()
     assert hasattr(type(two)._verify, "__wrapped__") == (value == " Drafts ")
-    assert hasattr(type(one).sample, "__wrapped__") == (value not in (None, "0"))
+    assert hasattr(type(one).sample, "__wrapped__") == (value != "0")
     two(logits_of(2), draft_batch([1], [5], [[7]]))
     assert calls() == ({OURS: 1} if value == " Drafts " else {})
     integration.unregister()
     assert type(two)._verify is own
-
-
-def test_the_value_is_the_samplers_alone(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GVR_TOPK_VLLM", "drafts")
+    monkeypatch.setenv("GVR_TOPK_VLLM", "drafts")  # a value of the sampler's switch alone
     with pytest.raises(ValueError, match="GVR_TOPK_VLLM: wanted 0, 1 or force, got 'drafts'"):
         environment.user_mode("GVR_TOPK_VLLM")
 
@@ -376,12 +330,11 @@ def test_doctor(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws without drafts go on."""
     integration.register()
-    broken(monkeypatch, fail)
+    change_op(monkeypatch, drafts, "verify", fail)
     one, logits = sampler_with(), logits_of(6)
     two, inputs = rejection_sampler(one), draft_batch([2, 5], [5, 9], [[1, 2, 3], [4]])
     for _ in range(2):
-        got, wanted = two(logits, inputs), native(two)(logits, inputs)
-        assert torch.equal(got.sampled_token_ids, wanted.sampled_token_ids)
+        same_as_native(two, logits, inputs)
         monkeypatch.setattr(drafts, "verify", sampling.verify)
     one(logits[:1], draft_batch([2], [5], [[]]))
     assert calls() == {("original", "drafts error: RuntimeError"): 2, DRAWN: 1}
@@ -390,16 +343,13 @@ def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytes
 
 def test_a_method_that_has_changed_is_left_alone(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """One line says so; the sampler is replaced all the same."""
-
-    def _verify(self: Any, logits: Tensor, input_batch: Any) -> None: ...
-
     cls = importlib.import_module(VERIFY_DRAFTS.module).RejectionSampler
-    monkeypatch.setattr(cls, "_verify", _verify)
+    monkeypatch.setattr(cls, "_verify", lambda self, logits: None)
     integration.register()
-    assert cls._verify is _verify
+    assert not hasattr(cls._verify, "__wrapped__")
     (line,) = log
     start = (
         f"drafts stay vLLM's own: RejectionSampler._verify in {VERIFY_DRAFTS.module}: wanted self, logits, "
     )
-    assert line.startswith(LINE + start) and line.endswith("got self, logits, input_batch")
+    assert line.startswith(LINE + start) and line.endswith("got self, logits")
     assert hasattr(importlib.import_module(SAMPLE.module).Sampler.sample, "__wrapped__")

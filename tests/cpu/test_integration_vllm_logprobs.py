@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from sampler_setup import fail
 from torch import Tensor
 from vllm_engine import HERE, Runner
-from vllm_lines import fail, lines_with_sampler
+from vllm_lines import lines_with_sampler
 
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations._kit import environment

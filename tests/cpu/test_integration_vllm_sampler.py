@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from sampler_setup import fail
 from torch import Tensor
 from vllm_engine import (
     SAMPLING,
@@ -18,7 +19,7 @@ from vllm_engine import (
     sampler_batch,
     sampler_with,
 )
-from vllm_lines import break_sampler, fail, lines_of_draws
+from vllm_lines import break_sampler, lines_of_draws
 
 from gvr_topk import sampling
 from gvr_topk.integrations import vllm as integration

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import sglang_base as base
 import torch
 from sglang_base import CALLS, ForwardBatch, ForwardMode, HookRegistry, ReqToTokenPool
+from sglang_setup import VERSION, fake_sglang, logged, purge
 from torch import Tensor
 
 from gvr_topk import TopkState, policy
@@ -22,8 +22,6 @@ from gvr_topk.integrations._kit.engine import Engine
 from gvr_topk.integrations.sglang import plugin, register, row_state, transforms
 from gvr_topk.library import LibraryStatus
 
-FAKES = Path(__file__).resolve().parents[1] / "fakes"
-VERSION = "0.5.23"
 K = 16
 PAGE = 8
 WIDTH = 96
@@ -39,11 +37,6 @@ INDEXER = {
 }
 LENGTHS = [WIDTH, 0, 5, K, K + 1, 70, -3]
 """A full row, empty ones, rows shorter than k, of k, and longer."""
-
-
-def purge() -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] in ("sglang", "sgl_kernel")]:
-        del sys.modules[name]
 
 
 class SGLang:
@@ -79,12 +72,14 @@ class SGLang:
 
 @pytest.fixture(params=TREES)
 def sglang(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SGLang]:
-    yield from start(request.param, monkeypatch)
+    with fake_sglang(request.param, monkeypatch):
+        yield SGLang(request.param)
 
 
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[SGLang]:
-    yield from start("sglang_dsa", monkeypatch)
+    with fake_sglang("sglang_dsa", monkeypatch):
+        yield SGLang("sglang_dsa")
 
 
 @pytest.fixture
@@ -102,30 +97,9 @@ def newer_serving(newer: SGLang) -> Iterator[SGLang]:
     assert not CALLS
 
 
-def start(tree: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SGLang]:
-    purge()
-    HookRegistry.reset()
-    CALLS.clear()
-    for name in ("GVR_TOPK_DISABLE", "GVR_TOPK_VERIFY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("GVR_TOPK_SGLANG", "1")
-    for folder in ("sglang_kernel", tree):
-        monkeypatch.syspath_prepend(str(FAKES / folder))
-    yield SGLang(tree)
-    HookRegistry.reset()
-    purge()
-
-
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Any:
-    """What has been logged, or those lines that hold a text."""
-    caplog.set_level(logging.INFO, logger="gvr_topk.integrations.sglang")
-    prefix = f"gvr_topk in SGLang {VERSION}: "
-    return lambda part="": [
-        text.removeprefix(prefix)
-        for text in (record.getMessage() for record in caplog.records)
-        if part in text
-    ]
+    return logged(caplog)
 
 
 def scores(rows: int, kind: str = "random", width: int = WIDTH) -> Tensor:

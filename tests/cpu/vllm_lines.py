@@ -50,8 +50,3 @@ def break_sampler(monkeypatch: Any, change: Callable[[Tensor], object]) -> None:
         return tokens
 
     monkeypatch.setattr(sampler, "sample", run)
-
-
-def fail(found: object) -> None:
-    """Fail as an op does that finds no room."""
-    raise RuntimeError("no room\nfor this launch")
