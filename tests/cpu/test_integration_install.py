@@ -515,6 +515,7 @@ def test_describe_imports_nothing(shape):
     rows = dict(integration.describe())
     assert "tensorrt_llm" not in sys.modules
     assert rows["TensorRT-LLM"].startswith(f"{VERSIONS[shape]} in ")
+    assert rows["sources of"] == inspect_engine(root_of_engine()).shape.versions
     for point in inspect_engine(root_of_engine()).shape.points:
         assert rows[point.name].startswith(("ok: ", "later ("))
     assert rows["would happen"] == (

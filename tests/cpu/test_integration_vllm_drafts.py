@@ -296,6 +296,14 @@ def test_wrong_tokens_are_noticed(
     assert calls() == {OURS: 1, ("original", "drafts error: Differs"): 2}
 
 
+def test_a_wrong_token_at_the_first_place(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "8")
+    integration.register()
+    change_op(monkeypatch, drafts, "verify", lambda found: found.tokens[0, 0].add_(1))
+    rejection_sampler(sampler_with([{"temperature": 0.0}]))(logits_of(2), draft_batch([0], [5], [[7]]))
+    assert calls() == {("original", "drafts error: Differs"): 1}
+
+
 # ------------------------------------------------------------- the switch
 
 

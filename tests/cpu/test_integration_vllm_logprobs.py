@@ -16,6 +16,7 @@ from vllm_lines import lines_with_sampler
 
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations._kit import environment
+from gvr_topk.integrations._kit.verify import Differs
 from gvr_topk.integrations.vllm import logprobs, plugin
 from gvr_topk.integrations.vllm.upstream import SAMPLER_MODULES
 from gvr_topk.sampling import TopkLogprobs, topk_logprobs
@@ -110,6 +111,13 @@ def test_a_token_behind_the_vocabulary(log: list[str]) -> None:
         logprob_token_ids=ids, logprobs=theirs.logprobs, selected_token_ranks=theirs.ranks
     )
     assert logprobs._agree(logits, topk_logprobs(logits, 2, sampled), other)
+    sampled[2] = 0
+    first = topk_logprobs(logits, 2, sampled)
+    other.logprob_token_ids, other.logprobs = first.ids, first.logprobs.clone()
+    other.selected_token_ranks = first.ranks
+    other.logprobs[2] += 1
+    with pytest.raises(Differs, match="row 2 of 6: a log-probability differs"):
+        logprobs._agree(logits, first, other)
 
 
 @pytest.mark.parametrize("value", [None, "0"])

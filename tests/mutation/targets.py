@@ -102,7 +102,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/state.py": ("test_state.py",),
     "gvr_topk/torch_backend.py": _TOPK,
     "gvr_topk/torch_topk.py": _TOPK,
-    "gvr_topk/integrations/_kit/counters.py": ("test_integration_counters.py",),
+    "gvr_topk/integrations/_kit/counters.py": (
+        *("test_integration_counters.py", "test_integration_vllm_logprobs.py"),
+    ),
     "gvr_topk/integrations/_kit/device.py": ("test_integration_kit.py",),
     "gvr_topk/integrations/_kit/engine.py": (*_SGLANG, *_VLLM),
     "gvr_topk/integrations/_kit/environment.py": (
@@ -160,6 +162,13 @@ _FLAG_IS_CHECKED = "a flag that is compared with one bool less is checked, which
 _ANY_NEGATIVE = "any negative number ranks below every key"
 
 EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
+    "gvr_topk/integrations/sglang/sampler.py": {
+        (
+            "seeds, at = torch.randint(2**63 - 1, logits.shape[:1], device=logits.device), 0",
+            "0 to 1",
+        ): "with a random seed any position will do",
+        ("seeds=0,", "0 to 1"): "nobody reads the token",
+    },
     "gvr_topk/arguments.py": {
         (
             "rows = tensor.shape[0] if tensor.dim() == 2 else 1",
