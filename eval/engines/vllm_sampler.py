@@ -11,8 +11,7 @@ import inspect
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gvr_topk.integrations._kit.transaction import Transaction
-from gvr_topk.integrations.vllm.sampler import NEAR
+from gvr_topk.integrations.vllm.sampler import NEAR, native_noise
 from gvr_topk.sampling import arithmetic
 from gvr_topk.sampling.arguments import Noise
 from gvr_topk.sampling.reference import Kept, Row, Setting, draw, keep
@@ -97,16 +96,6 @@ def _classes() -> tuple[Any, Any]:
     return sampler, rejection.RejectionSampler
 
 
-@contextmanager
-def _vllms_noise(sampler: Any) -> Iterator[None]:
-    """Keep vLLM from FlashInfer, whose noise is another one."""
-    before, sampler.use_flashinfer = sampler.use_flashinfer, False
-    try:
-        yield
-    finally:
-        sampler.use_flashinfer = before
-
-
 class Comparison:
     """Draws every call a second time with vLLM's native sampler, from the same logits.
 
@@ -150,7 +139,7 @@ class Comparison:
             given = signature.bind(*args, **named).arguments
             sampler = given["self"]
             results = sample(*args, **named)
-            with _vllms_noise(sampler):
+            with native_noise(sampler):
                 theirs, _ = original(*args, **named)
             slots = given["expanded_idx_mapping"]
             self._see(sampler.sampling_states, given["logits"], slots, given["pos"], results[0], theirs)

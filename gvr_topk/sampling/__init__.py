@@ -269,7 +269,7 @@ def verify(
     row.clamp_(0, max(rows - 1, 0))
     tokens, drafts = drawn[row], draft_tokens[row]
     stays = inside & (tokens >= 0)
-    stays[:, 1:] &= tokens[:, :-1] == drafts[:, 1:]
+    stays[:, 1:].logical_and_(tokens[:, :-1] == drafts[:, 1:])
     stays = stays.cumprod(1, dtype=torch.int32)
     return Verified(tokens.masked_fill(stays == 0, -1), stays.sum(1, dtype=torch.int32))
 

@@ -15,6 +15,7 @@ from gvr_topk.integrations._kit.counters import ORIGINAL, OURS
 from gvr_topk.integrations._kit.log import Say
 from gvr_topk.integrations._kit.switch import Switch
 from gvr_topk.integrations._kit.verify import Verifier
+from gvr_topk.sampling import LIMIT_WORDS
 
 Call = TypeVar("Call")
 
@@ -22,6 +23,11 @@ Call = TypeVar("Call")
 def readable(logits: Tensor) -> bool:
     """Whether our ops take these logits."""
     return logits.dim() == 2 and logits.stride(1) == 1 and logits.dtype in DTYPES
+
+
+def empty_limits(logits: Tensor) -> Tensor:
+    """Allocate what `sample` writes of the rows for `apply_limits_` and `renorm`."""
+    return torch.empty((len(logits), LIMIT_WORDS), dtype=torch.int32, device=logits.device)
 
 
 class Replacement(ABC, Generic[Call]):

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from gvr_topk.integrations._kit.log import Say
+from gvr_topk.integrations._kit.replacement import empty_limits
 from gvr_topk.integrations.sglang.hook import NotServedError, Served, around
 from gvr_topk.integrations.sglang.points import SAMPLER_MODULE
 from gvr_topk.integrations.sglang.transforms import check_scores
-from gvr_topk.sampling import LIMIT_WORDS, renorm, sample
+from gvr_topk.sampling import renorm, sample
 
 BACKEND = "gvr_topk"
 """Value of ``--sampling-backend``."""
@@ -133,7 +134,7 @@ def target_probs(
     """
     _check(next_token_logits)
     rows, device = len(next_token_logits), next_token_logits.device
-    limits = torch.empty((rows, LIMIT_WORDS), dtype=torch.int32, device=device)
+    limits = empty_limits(next_token_logits)
     sample(
         next_token_logits,
         temperature=sampling_info.temperatures.view(-1),

@@ -19,10 +19,10 @@ from torch.nn.functional import pad, threshold
 
 from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations._kit.environment import Mode
-from gvr_topk.integrations._kit.replacement import Replacement, readable
+from gvr_topk.integrations._kit.replacement import Replacement, empty_limits, readable
 from gvr_topk.integrations._kit.verify import Differs
 from gvr_topk.integrations.tensorrt_llm.upstream import SPECULATION
-from gvr_topk.sampling import LIMIT_WORDS, apply_limits_, renorm, sample
+from gvr_topk.sampling import apply_limits_, renorm, sample
 
 GREEDY_TEMPERATURE = 1e-4
 """Temperature up to which a row is greedy, as elsewhere in TensorRT-LLM; it marks greedy rows with 1e-5."""
@@ -81,7 +81,7 @@ class FusedTokens(Replacement[FusedCall]):
         return "" if readable(call.logits) else "layout"
 
     def run(self, call: FusedCall, original: Callable[[], Any]) -> Any:
-        limits = _limits(call) if "probabilities" in self.outputs else None
+        limits = empty_limits(call.logits) if "probabilities" in self.outputs else None
         results = []
         tokens = _draw(call, limits=limits, **(_noise(call) if "tokens" in self.outputs else {}))
         if "tokens" in self.outputs:
@@ -114,11 +114,6 @@ class FusedProbs(FusedTokens):
 def _mode(asked: str | None, published: str | None) -> Mode:
     """What these values of the environment's variables ask for."""
     return environment.mode()
-
-
-def _limits(call: FusedCall) -> Tensor:
-    """Allocate limits."""
-    return torch.empty((len(call.logits), LIMIT_WORDS), dtype=torch.int32, device=call.logits.device)
 
 
 def _draw(call: FusedCall, **others: Any) -> Tensor:
@@ -203,7 +198,7 @@ def _agree(call: FusedCall, ours: list[Tensor], theirs: Any) -> bool:
 
 def _last_kept(call: FusedCall, logits: Tensor, **others: Any) -> Tensor:
     """Return the lowest logit that each row keeps."""
-    limits = _limits(call)
+    limits = empty_limits(call.logits)
     _draw(call, limits=limits, **others)
     kept = apply_limits_(logits.clone(), limits)
     return kept.masked_fill(kept == -torch.inf, torch.inf).amin(1, keepdim=True)

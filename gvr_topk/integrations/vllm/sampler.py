@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gvr_topk.integrations._kit.replacement import Replacement, readable
+from gvr_topk.integrations._kit.replacement import Replacement, empty_limits, readable
 from gvr_topk.integrations._kit.verify import Differs
 from gvr_topk.integrations.vllm.upstream import SAMPLE
-from gvr_topk.sampling import LIMIT_WORDS, apply_limits_, arithmetic, sample
+from gvr_topk.sampling import apply_limits_, arithmetic, sample
 
 DEVICE = "cuda"
 """Type of the devices whose logits are sampled: on a CPU, vLLM's sampler is the faster one."""
@@ -80,7 +80,7 @@ class SamplerHook(Replacement[SampleCall]):
         limits = limits_if_read(call)
         tokens = _draw(call, call.logits, call.expanded_idx_mapping, call.pos, limits=limits)
         if self.verifier is not None and self.verifier.compares(self.reason, call.logits.device):
-            with _native_noise(call.sampler):
+            with native_noise(call.sampler):
                 self.verifier.compare(self.reason, original, lambda theirs: _agree(call, tokens, theirs[0]))
         return tokens, processed_logits(call, limits)
 
@@ -143,12 +143,7 @@ def limits_if_read(call: SampleCall) -> Tensor | None:
     if not sampler.needs_logits_processing[call.idx_mapping_np].any():
         return None
     read = sampler.return_sampling_mask or (call.return_logprobs and sampler.logprobs_mode in modes)
-    return _limits(call.logits) if read else None
-
-
-def _limits(logits: Tensor) -> Tensor:
-    """Allocate limits."""
-    return torch.empty((len(logits), LIMIT_WORDS), dtype=torch.int32, device=logits.device)
+    return empty_limits(call.logits) if read else None
 
 
 def processed_logits(call: SampleCall, limits: Tensor | None) -> Tensor:
@@ -165,7 +160,7 @@ def processed_logits(call: SampleCall, limits: Tensor | None) -> Tensor:
 
 
 @contextmanager
-def _native_noise(sampler: Any) -> Iterator[None]:
+def native_noise(sampler: Any) -> Iterator[None]:
     """Keep vLLM from kernels that draw with another noise, and have no token to compare."""
     names = ("use_flashinfer", "use_xpu_sampler")
     before = {name: getattr(sampler, name) for name in names}
@@ -224,7 +219,7 @@ def _keeps(call: SampleCall, rows: Tensor, tokens: Tensor, margin: float) -> Ten
 def _kept(call: SampleCall, rows: Tensor, **others: Any) -> Tensor:
     """Return the logits that some rows keep, else -inf; `others` are parameters in place of the requests'."""
     logits = call.logits[rows]
-    limits = _limits(logits)
+    limits = empty_limits(logits)
     _draw(call, logits, call.expanded_idx_mapping[rows], call.pos[rows], limits=limits, **others)
     return apply_limits_(logits, limits)
 
