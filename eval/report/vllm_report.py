@@ -12,6 +12,7 @@ from eval.engines.vllm_sampler import (
     BEYOND,
     CUTOFF,
     LAST,
+    MARGIN,
     MIXED,
     TIE,
     TIED,
@@ -88,6 +89,7 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
             times[engine["drafts"], case["batch"], case["kind"]][engine["mode"]] = case
     return {
         "source": source_of(*trials.values()),
+        "margin": shown(100 * MARGIN),
         "least_beyond": min(beyond, default=None),
         "drawn": drawn,
         "verified": verified,
