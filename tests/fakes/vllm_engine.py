@@ -180,6 +180,12 @@ class Runner:
     backend : str
     specials : bool
         Whether some scores are NaN or infinite.
+    logits_bytes : int
+        Budget of the scores of a chunk.
+    dcp : int
+        Ranks that share the keys, as far as the builder says so.
+    **model
+        What the configuration of the model has.
     width : int
         Longest sequence.
     device : str
@@ -199,6 +205,9 @@ class Runner:
         specials: bool = True,
         width: int = WIDTH,
         device: str = "cpu",
+        logits_bytes: int = 1 << 29,
+        dcp: int = 1,
+        **model: Any,
     ) -> None:
         attention = importlib.import_module("vllm.models.deepseek_v32.attention")
         builders = importlib.import_module("vllm.v1.attention.backends.mla.indexer")
@@ -212,7 +221,10 @@ class Runner:
             compilation_config=SimpleNamespace(max_cudagraph_capture_size=8),
             kernel_config=SimpleNamespace(sparse_indexer_topk_backend=backend),
             use_v2_model_runner=v2,
+            model_config=SimpleNamespace(hf_text_config=SimpleNamespace(**model)),
             fake_flattening=flattening,
+            fake_logits_bytes=logits_bytes,
+            fake_dcp=dcp,
         )
         self.names = [f"model.layers.{i}.self_attn.indexer.k_cache" for i in range(layers)]
         self.device = torch.device(device)

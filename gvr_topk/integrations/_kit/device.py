@@ -19,3 +19,10 @@ def arch_of(device: torch.device) -> int:
         return 0
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a CUDA device; 1 for any other device."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

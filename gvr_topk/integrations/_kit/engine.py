@@ -80,6 +80,7 @@ class Engine:
             asked = environment.user_mode(self.enable)
             environment.verify_calls()
             environment.sampler()
+            environment.slices()
         except ValueError as error:
             return Outlook(None, str(error))
         mode = asked or self.default

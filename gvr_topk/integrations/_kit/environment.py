@@ -14,6 +14,9 @@
     ``1``, or ``force``, on: `gvr_topk.sampling` draws the tokens of vLLM's V2 model runner, and computes the
     log-probabilities; it draws SGLang's tokens, too. ``drafts`` is that, and accepts the drafts of vLLM that
     equal the tokens drawn. Unset is ``0``. The integration itself has to be on.
+``GVR_TOPK_VLLM_SLICES``
+    ``1``, or ``force``, on: vLLM scores long prompts in slices of their keys. Unset is ``0``. It needs the
+    integration itself to be on.
 ``GVR_TOPK_VLLM_METRICS_DIR``
     Directory in which every process of vLLM keeps a file of its counters in Prometheus text format.
 ``TRTLLM_GVR_TOPK``
@@ -53,6 +56,7 @@ VERIFY_TRTLLM = "TRTLLM_GVR_TOPK_VERIFY"
 ENABLE_VLLM = "GVR_TOPK_VLLM"
 ENABLE_SGLANG = "GVR_TOPK_SGLANG"
 ENABLE_SAMPLER = "GVR_TOPK_SAMPLER"
+ENABLE_SLICES = "GVR_TOPK_VLLM_SLICES"
 METRICS_DIR_VLLM = "GVR_TOPK_VLLM_METRICS_DIR"
 ENABLE_TRTLLM = "TRTLLM_GVR_TOPK"
 ENABLE_SAMPLER_TRTLLM = "TRTLLM_GVR_TOPK_SAMPLER"
@@ -104,6 +108,17 @@ def sampler(variable: str = ENABLE_SAMPLER) -> bool:
         As for `user_mode`.
     """
     return user_mode(variable) not in (None, Mode.OFF)
+
+
+def slices() -> bool:
+    """Whether ``GVR_TOPK_VLLM_SLICES`` asks for scores in slices.
+
+    Raises
+    ------
+    ValueError
+        As for `user_mode`.
+    """
+    return user_mode(ENABLE_SLICES) not in (None, Mode.OFF)
 
 
 def drafts() -> bool:
@@ -190,6 +205,7 @@ def describe() -> list[tuple[str, str]]:
         ENABLE_VLLM: lambda: user_mode(ENABLE_VLLM),
         ENABLE_SGLANG: lambda: user_mode(ENABLE_SGLANG),
         ENABLE_SAMPLER: sampler,
+        ENABLE_SLICES: slices,
         ENABLE_SAMPLER_TRTLLM: lambda: sampler(ENABLE_SAMPLER_TRTLLM),
         VERIFY: verify_calls,
         VERIFY_TRTLLM: verify_calls,

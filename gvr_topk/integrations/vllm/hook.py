@@ -33,6 +33,7 @@ from gvr_topk.integrations.vllm.backend import BackendSwitch
 from gvr_topk.integrations.vllm.metrics import CallMetrics
 from gvr_topk.integrations.vllm.prefill import PrefillHook, PrefillOp
 from gvr_topk.integrations.vllm.rows import ATTRIBUTE, RequestStates, Rows
+from gvr_topk.integrations.vllm.slices import SlicesHook
 from gvr_topk.integrations.vllm.upstream import (
     BUILDER_OBJECT,
     COMMON_OBJECT,
@@ -74,6 +75,7 @@ class LayerHook:
         self._switch = BackendSwitch(mode, say)
         self._verifier = Verifier.if_asked_for(ENGINE.name, say)
         self._prefill = PrefillHook(metrics, mode, say, self._verifier)
+        self._slices = SlicesHook(self._running, say)
         self._states: weakref.WeakKeyDictionary[Any, RequestStates | None] = weakref.WeakKeyDictionary()
         self._layers: set[str] = set()
         self._local = threading.local()
@@ -88,8 +90,10 @@ class LayerHook:
 
         @functools.wraps(original)
         def build(builder: Any, *args: Any, **kwargs: Any) -> Any:
-            metadata = original(builder, *args, **kwargs)
             self._prefill.note_backend(builder)
+            self._layers.update(getattr(builder, "layer_names", ()))
+            make = functools.partial(original, builder, *args, **kwargs)
+            metadata = self._slices.build(builder, make) if self._prefill.takes_slices else make()
             self._after_build(builder, argument(args, kwargs, 1, "common_attn_metadata", None), metadata)
             return metadata
 
@@ -141,6 +145,14 @@ class LayerHook:
         """Make the replacement of ``torch.ops._C.top_k_per_row_prefill``."""
         return PrefillOp(original, self._prefill.select)
 
+    def wrap_split(self, original: Callable[..., Any]) -> Any:
+        """Wrap ``DeepseekV32IndexerMetadataBuilder._split_indexer_prefill_chunks``."""
+        return self._slices.wrap_split(original)
+
+    def wrap_scores(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``fp8_fp4_mqa_logits`` where ``sparse_attn_indexer`` calls it."""
+        return self._slices.wrap_scores(original)
+
     def select(self, stage: Any, call: Call, original: Callable[..., Any]) -> bool:
         """Run one selection with our op.
 
@@ -191,12 +203,14 @@ class LayerHook:
         """Return which request each row of a call belongs to; None if that is not known."""
         if layer is None or self._stateless:
             return None
-        by_layer = sys.modules[CONTEXT_MODULE].get_forward_context().attn_metadata
-        metadata = by_layer.get(layer) if isinstance(by_layer, dict) else None
-        rows: Rows | None = getattr(metadata, ATTRIBUTE, None)
+        rows: Rows | None = getattr(_metadata(layer), ATTRIBUTE, None)
         if rows is None or layer not in rows.requests:
             return None
         return rows if rows.fit(call.logits.shape[0], call.seq_lens, call.next_n) else None
+
+    def _running(self) -> tuple[str | None, Any]:
+        layer = getattr(self._local, "layer", None)
+        return layer, None if layer is None else _metadata(layer)
 
     def _note_layer(self, name: Any) -> None:
         # Not all names that are passed here are names of indexers.
@@ -236,9 +250,14 @@ class LayerHook:
         padded = int(getattr(graphs, "max_cudagraph_capture_size", 0) or 0)
         rows = max(requests * (1 + drafts), padded)
         states = RequestStates(builder.layer_names, requests, rows, builder.device)
-        self._layers.update(builder.layer_names)
         self._say("info", f"state: {states}")
         return states
+
+
+def _metadata(layer: str) -> Any:
+    """Return the metadata of a layer in the step that runs; None if there is none."""
+    by_layer = sys.modules[CONTEXT_MODULE].get_forward_context().attn_metadata
+    return by_layer.get(layer) if isinstance(by_layer, dict) else None
 
 
 def _described(call: Call, rows: Rows | None) -> str:

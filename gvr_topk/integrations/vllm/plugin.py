@@ -6,9 +6,11 @@ one log line says why, and vLLM serves with its own top-k.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +20,6 @@ from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations._kit.counters import Snapshot
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import LogOnce, one_line
-from gvr_topk.integrations._kit.replacement import Replacement
 from gvr_topk.integrations._kit.signatures import Checker, PatchPoint, check_live
 from gvr_topk.integrations._kit.transaction import Transaction
 from gvr_topk.integrations.vllm.drafts import DraftsHook
@@ -39,6 +40,8 @@ from gvr_topk.integrations.vllm.upstream import (
     RESOLVE,
     SAMPLE,
     SAMPLER_MODULES,
+    SCORES,
+    SPLIT,
     TOP_K,
     TOP_K_MODULE,
     TOPK_SCORES,
@@ -48,6 +51,15 @@ from gvr_topk.integrations.vllm.upstream import (
 
 LOGGER = "vllm.gvr_topk"
 """A child of vLLM's own logger, so it has the handlers and the level of that logger."""
+
+
+OPTIONAL = (
+    ("scores of long prompts", environment.slices, (SPLIT, SCORES)),
+    ("log-probabilities", environment.sampler, (TOPK_SCORES,)),
+    ("the sampler", environment.sampler, (SAMPLE,)),
+    ("drafts", environment.drafts, (VERIFY_DRAFTS,)),
+)
+"""What is replaced on request: its name, whether it is asked for, and its points."""
 
 
 class _Unlike(RuntimeError):
@@ -61,9 +73,7 @@ class _Integration:
         self.patches = Transaction()
         self.metrics = CallMetrics()
         self.hook: LayerHook | None = None
-        self.logprobs: LogprobsHook | None = None
-        self.sampler: SamplerHook | None = None
-        self.drafts: DraftsHook | None = None
+        self.asked_for: dict[PatchPoint, Callable[..., Any]] = {}
         self.started = False
         self.refused = ""
         self.connected: set[str] = set()
@@ -78,11 +88,14 @@ class _Integration:
             self.refuse(reason, off=mode is Mode.OFF)
             return
         self.hook = LayerHook(self.metrics, mode, self.say)
+        reports = (ENGINE.name, self.metrics.count, self.say)
+        if environment.slices():
+            self.asked_for |= {SPLIT: self.hook.wrap_split, SCORES: self.hook.wrap_scores}
         if environment.sampler():
-            self.logprobs = LogprobsHook(ENGINE.name, self.metrics.count, self.say)
-            self.sampler = SamplerHook(ENGINE.name, self.metrics.count, self.say)
+            self.asked_for[TOPK_SCORES] = LogprobsHook(*reports).wrap
+            self.asked_for[SAMPLE] = SamplerHook(*reports).wrap
         if environment.drafts():
-            self.drafts = DraftsHook(ENGINE.name, self.metrics.count, self.say)
+            self.asked_for[VERIFY_DRAFTS] = DraftsHook(*reports).wrap
         try:
             self.metrics.open()
         except (ImportError, ValueError) as error:
@@ -105,42 +118,44 @@ class _Integration:
             self._wrap_method(module, TOP_K, hook.wrap_top_k)
         elif name == BUILDER_MODULE:
             self._wrap_method(module, BUILD, hook.wrap_build)
+            self._wrap_if_asked_for(module, SPLIT, "chunks of prompts stay")
         elif name == INDEXER_MODULE:
-            self._replace_prefill(hook, module)
+            if self._replace_prefill(hook, module):
+                self._wrap_if_asked_for(module, SCORES, "scores of prompts stay")
             if callable(getattr(module, RESOLVE.name, None)):
                 self.patches.wrap(module, RESOLVE.name, hook.wrap_resolve)
         elif name == ATTENTION_MODULE and callable(getattr(module, INDEXER.name, None)):
             self.patches.wrap(module, INDEXER.name, hook.wrap_indexer)
         # Without either function the layer is unknown, and the op runs without state.
-        elif name == V1_RUNNER_MODULE and self.sampler is not None:
+        elif name == V1_RUNNER_MODULE and SAMPLE in self.asked_for:
             self.say("info", "sampler: the V1 model runner draws its tokens itself")
         elif name in SAMPLER_MODULES:
-            self._wrap_if_known(module, TOPK_SCORES, self.logprobs, "log-probabilities stay")
+            self._wrap_if_asked_for(module, TOPK_SCORES, "log-probabilities stay")
             if name == SAMPLE.module:
-                self._wrap_if_known(module, SAMPLE, self.sampler, "sampling stays")
+                self._wrap_if_asked_for(module, SAMPLE, "sampling stays")
             elif name == VERIFY_DRAFTS.module:
-                self._wrap_if_known(module, VERIFY_DRAFTS, self.drafts, "drafts stay")
+                self._wrap_if_asked_for(module, VERIFY_DRAFTS, "drafts stay")
 
-    def _wrap_if_known(
-        self, module: ModuleType, point: PatchPoint, hook: Replacement[Any] | None, what: str
-    ) -> None:
-        """Wrap a function that may be unlike the known one, if it is asked for."""
-        if hook is None:
+    def _wrap_if_asked_for(self, module: ModuleType, point: PatchPoint, what: str) -> None:
+        """Wrap a function that may be unlike the known one."""
+        if point not in self.asked_for:
             return
         finding = check_live(point, module)
         if finding.good:
-            self.patches.wrap(module, point.name, hook.wrap)
+            self.patches.wrap(module, point.name, self.asked_for[point])
         else:
             self.say("warning", f"{what} vLLM's own: {finding}")
 
-    def _replace_prefill(self, hook: LayerHook, module: ModuleType) -> None:
+    def _replace_prefill(self, hook: LayerHook, module: ModuleType) -> bool:
+        """Replace the op of prefill, if there is one; whether there is."""
         finding = check_live(PREFILL, module)
         if not finding.good:
             raise _Unlike(str(finding))
         if finding.status == "later":  # this vLLM has no kernels, or has other names for them
             self.say("warning", f"prefill top-k stays vLLM's own: wanted the op {PREFILL.name}, got none")
-            return
+            return False
         self.patches.wrap(torch, PREFILL.name.removeprefix("torch."), hook.wrap_prefill)
+        return True
 
     def _wrap_method(self, module: ModuleType, point: PatchPoint, wrap: Any) -> None:
         finding = check_live(point, module)
@@ -213,16 +228,9 @@ def describe() -> list[tuple[str, str]]:
         return [("vLLM", "not installed")]
     checker = Checker(root, {})
     findings = [checker.check(point) for point in POINTS]
-    optional = {
-        what: checker.check(point)
-        for what, point in (
-            ("log-probabilities", TOPK_SCORES),
-            ("the sampler", SAMPLE),
-            ("drafts", VERIFY_DRAFTS),
-        )
-    }
+    optional = [[checker.check(point) for point in points] for _, _, points in OPTIONAL]
     rows = [("vLLM", f"{ENGINE.version()} in {root}"), ("entry point", _entry_point())]
-    rows += [finding.row for finding in (*findings, *optional.values())]
+    rows += [finding.row for finding in (*findings, *itertools.chain(*optional))]
     bad = [finding for finding in findings if not finding.good]
     mode, reason = ENGINE.outlook()
     if not reason and bad:
@@ -234,10 +242,10 @@ def describe() -> list[tuple[str, str]]:
         if mode is Mode.FORCE
         else ("where sparse_indexer_topk_backend is auto")
     )
-    if not reason and environment.sampler():
-        if not environment.drafts():
-            del optional["drafts"]
-        where += "".join(f", and {what}" for what, finding in optional.items() if finding.good)
+    if not reason:
+        for (what, asked_for, _), found in zip(OPTIONAL, optional, strict=True):
+            if asked_for() and all(finding.good for finding in found):
+                where += f", and {what}"
     rows.append(
         ("would happen", f"nothing: {reason}" if reason else f"decode and prefill top-k are replaced {where}")
     )

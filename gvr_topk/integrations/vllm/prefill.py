@@ -8,12 +8,14 @@ layer or the requests.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gvr_topk.carry import PrefillCarry
 from gvr_topk.constants import MAX_WIDTH
 from gvr_topk.contract import DTYPES
 from gvr_topk.integrations._kit.counters import ORIGINAL, OURS
@@ -22,17 +24,21 @@ from gvr_topk.integrations._kit.log import Say
 from gvr_topk.integrations._kit.verify import Selected, Verifier
 from gvr_topk.integrations.vllm.backend import BackendSwitch
 from gvr_topk.integrations.vllm.metrics import CallMetrics
+from gvr_topk.integrations.vllm.slices import DeferredScores
 from gvr_topk.integrations.vllm.upstream import AUTO
 from gvr_topk.ops import indexer_topk_prefill
 
 REASON = "prefill"
 """Reason counted for calls that our op computes, and the beginning of the reasons of all other calls."""
 
+SLICES = f"{REASON} slices"
+"""Reason counted for calls whose scores came in slices."""
+
 
 class PrefillCall(NamedTuple):
     """Arguments of the op, in its order."""
 
-    logits: Tensor
+    logits: Any  # Tensor or DeferredScores
     row_starts: Tensor
     row_ends: Tensor
     indices: Tensor
@@ -72,7 +78,20 @@ class PrefillOp:
     ) -> None:
         call = PrefillCall(logits, rowStarts, rowEnds, indices, numRows, stride0, stride1, topK)
         if not self._select(call, self._original):
-            self._original(*call)
+            run_original(call, self._original)
+
+
+def run_original(call: PrefillCall, original: Any) -> None:
+    """Run a call with vLLM's op, which is given deferred scores as many rows at once as vLLM would."""
+    logits = call.logits
+    if not isinstance(logits, DeferredScores):
+        original(*call)
+        return
+    for part in logits.parts():
+        scores = logits[part]
+        rows = (call.row_starts[part], call.row_ends[part], call.indices[part], len(scores))
+        original(scores, *rows, *scores.stride(), call.top_k)
+        del scores  # before there are others
 
 
 class PrefillHook:
@@ -93,6 +112,12 @@ class PrefillHook:
         self._switch = BackendSwitch(mode, say, REASON)
         self._verifier = verifier
         self._backend = AUTO
+        self._local = threading.local()
+
+    @property
+    def takes_slices(self) -> bool:
+        """Whether deferred scores would be selected from by our op."""
+        return not self._switch.reason_against(self._backend)
 
     def note_backend(self, builder: Any) -> None:
         """Note which top-k backend the configuration of a metadata builder asks for.
@@ -121,19 +146,43 @@ class PrefillHook:
         reason = self._switch.reason_against(self._backend)
         if not reason and not _served(call):
             reason = "layout"
+        counted = SLICES if isinstance(call.logits, DeferredScores) else REASON
         if not reason:
             try:
-                _run(call)
+                self._run(call)
                 if self._verifier is not None:
-                    self._verifier.check(f"{REASON} top-k", lambda: original(*call), _selected(call))
+                    name = f"{REASON} top-k{counted.removeprefix(REASON)}"
+                    self._verifier.check(name, lambda: run_original(call, original), _selected(call))
             except Exception as error:  # the original can still select
                 reason = self._switch.fail(error)
         if reason:
             self._metrics.count(ORIGINAL, f"{REASON} {reason}")
             return False
-        self._metrics.count(OURS, REASON)
+        self._metrics.count(OURS, counted)
         self._switch.announce(lambda: f"prefill top-k with k = {call.top_k}")
         return True
+
+    def _run(self, call: PrefillCall) -> None:
+        rows = call.num_rows
+        windows = (call.row_starts[:rows], call.row_ends[:rows], call.top_k)
+        out = call.indices[:rows]
+        if not isinstance(call.logits, DeferredScores):
+            indexer_topk_prefill(call.logits[:rows], *windows, out=out)
+            return
+        carry = self._carry(call)
+        for column, scores in call.logits.slices():
+            ends = column + scores.shape[1] == call.logits.shape[1]
+            indexer_topk_prefill(scores, *windows, carry=carry, column=column, out=out if ends else None)
+            del scores  # before there are others
+
+    def _carry(self, call: PrefillCall) -> PrefillCarry:
+        """Return the carry of this thread, empty, with room for a call."""
+        carry: PrefillCarry | None = getattr(self._local, "carry", None)
+        wanted = (call.num_rows, call.top_k, call.logits.device)
+        if carry is None or carry.rows < wanted[0] or (carry.k, carry.words.device) != wanted[1:]:
+            with torch.inference_mode(False):  # it outlives the mode that vLLM runs in
+                carry = self._local.carry = PrefillCarry(*wanted)
+        return carry
 
 
 def _served(call: PrefillCall) -> bool:
@@ -153,17 +202,7 @@ def _served(call: PrefillCall) -> bool:
     )
 
 
-def _run(call: PrefillCall) -> None:
-    rows = call.num_rows
-    indexer_topk_prefill(
-        call.logits[:rows],
-        call.row_starts[:rows],
-        call.row_ends[:rows],
-        call.top_k,
-        out=call.indices[:rows],
-    )
-
-
 def _selected(call: PrefillCall) -> Selected:
     rows = call.num_rows
-    return Selected(call.logits[:rows], call.indices[:rows, : call.top_k], call.row_starts[:rows])
+    scores: Any = call.logits if isinstance(call.logits, DeferredScores) else call.logits[:rows]
+    return Selected(scores, call.indices[:rows, : call.top_k], call.row_starts[:rows])

@@ -7,7 +7,7 @@ installed, and one difference is enough to leave all of vLLM as it is.
 from __future__ import annotations
 
 from gvr_topk.integrations._kit.engine import Engine
-from gvr_topk.integrations._kit.environment import ENABLE_SAMPLER, ENABLE_VLLM, Mode
+from gvr_topk.integrations._kit.environment import ENABLE_SAMPLER, ENABLE_SLICES, ENABLE_VLLM, Mode
 from gvr_topk.integrations._kit.signatures import PatchPoint
 
 ENGINE = Engine("vLLM", "vllm", ENABLE_VLLM, Mode.ON, ("0.33",), "vllm.general_plugins")
@@ -71,6 +71,23 @@ RESOLVE = PatchPoint(
     "wrapped: names the layer where the indexer runs as torch.ops.vllm.sparse_attn_indexer",
     more="any",
 )
+SPLIT = PatchPoint(
+    "DeepseekV32IndexerMetadataBuilder._split_indexer_prefill_chunks",
+    "method",
+    BUILDER_MODULE,
+    (
+        *("compressed_seq_lens_cpu", "prefill_query_lens_cpu", "workspace_size", "max_logits_bytes"),
+        "request_offset",
+    ),
+    f"with {ENABLE_SLICES}=1 wrapped: chunks of long prompts have more rows",
+)
+SCORES = PatchPoint(
+    "fp8_fp4_mqa_logits",
+    "function",
+    "vllm.utils.deep_gemm",
+    ("q", "kv", "weights", "cu_seqlen_ks", "cu_seqlen_ke", "max_seqlen_k"),
+    f"with {ENABLE_SLICES}=1 wrapped where {INDEXER_MODULE} calls it: scores those chunks in slices",
+)
 TOPK_SCORES = PatchPoint(
     "compute_topk_scores",
     "function",
@@ -125,8 +142,8 @@ COMMON_OBJECT = PatchPoint(
 )
 
 POINTS = (TOP_K, PREFILL, BUILD, INDEXER, BUILDER_OBJECT, METADATA_OBJECT, COMMON_OBJECT)
-"""All points that must be there, in the order in which they are reported. Without `TOPK_SCORES`,
-`SAMPLE` or `VERIFY_DRAFTS`, only log-probabilities, draws or drafts stay vLLM's own."""
+"""All points that must be there, in the order in which they are reported. Without `TOPK_SCORES`, `SAMPLE`,
+`VERIFY_DRAFTS`, or `SPLIT` and `SCORES`, only log-probabilities, draws, drafts or chunks stay vLLM's own."""
 
 WATCHED = (TOP_K_MODULE, INDEXER_MODULE, BUILDER_MODULE, ATTENTION_MODULE, *SAMPLER_MODULES, V1_RUNNER_MODULE)
 """Modules that are patched, or noticed, after their import."""

@@ -5,8 +5,13 @@ import torch
 from vllm import _custom_ops as ops
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.indexer_topk import get_indexer_topk
+from vllm.utils.deep_gemm import fp8_fp4_mqa_logits
 from vllm.utils.torch_utils import LayerNameType, _encode_layer_name, _resolve_layer_name
 from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerMetadata
+
+
+def as_fp32_logits(logits: torch.Tensor, row_ends: torch.Tensor) -> torch.Tensor:
+    return logits if logits.dtype == torch.float32 else logits.float()
 
 
 def sparse_attn_indexer(
@@ -50,9 +55,15 @@ def sparse_attn_indexer(
     if metadata.num_prefills > 0:
         for chunk in metadata.prefill.chunks:
             rows = slice(chunk.token_start, chunk.token_end)
-            # Each row's scores begin at column 0, wherever its keys lie.
-            logits = kv_cache[rows, : chunk.max_seqlen_k]
-            row_ends = chunk.cu_seqlen_ke - chunk.cu_seqlen_ks
+            starts, ends = chunk.cu_seqlen_ks, chunk.cu_seqlen_ke
+            row_ends = ends - starts
+            q = torch.zeros((len(starts), chunk.total_seq_lens), device=kv_cache.device)
+            for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+                q[row, start:end] = kv_cache[chunk.token_start + row, : max(end - start, 0)]
+            kv = (q.new_empty(chunk.total_seq_lens, 1), q.new_empty(chunk.total_seq_lens))
+            logits = as_fp32_logits(
+                fp8_fp4_mqa_logits((q, None), kv, weights[rows], starts, ends, chunk.max_seqlen_k), row_ends
+            )
             ops.top_k_per_row_prefill(
                 logits,
                 torch.zeros_like(row_ends),

@@ -17,7 +17,8 @@ class DeepseekV32IndexerPrefillChunkMetadata:
     token_start: int
     token_end: int
     num_reqs: int
-    max_seqlen_k: int = 0
+    max_seqlen_k: int
+    total_seq_lens: int
 
 
 @dataclass
@@ -47,6 +48,9 @@ class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
         spec = vllm_config.speculative_config
         self.decode_threshold = 1 + (spec.num_speculative_tokens if spec else 0)
         self.use_flattening = getattr(vllm_config, "fake_flattening", False)
+        self.max_logits_bytes = getattr(vllm_config, "fake_logits_bytes", 1 << 29)
+        self.dcp_world_size = getattr(vllm_config, "fake_dcp", 1)
+        self.use_pcp = False
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -74,22 +78,55 @@ class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
             block_table=common.block_table_tensor,
         )
 
+    @staticmethod
+    def _split_indexer_prefill_chunks(
+        compressed_seq_lens_cpu: torch.Tensor,
+        prefill_query_lens_cpu: torch.Tensor,
+        workspace_size: int,
+        max_logits_bytes: int,
+        request_offset: int = 0,
+    ) -> list[tuple[slice, slice]]:
+        """Requests whose scores fit the budget together, at most two; of one that does not fit, some rows."""
+        keys, queries = compressed_seq_lens_cpu.tolist(), prefill_query_lens_cpu.tolist()
+        budget = max_logits_bytes // 4
+        chunks, first = [], 0
+        while first < len(keys):
+            both = slice(first, first + 2)
+            fits = first + 2 <= len(keys) and sum(queries[both]) * sum(keys[both]) <= budget
+            last = first + 1 + fits
+            rows = sum(queries[first:last])
+            step = rows if fits else max(budget // max(keys[first], 1), 1)
+            requests = slice(first + request_offset, last + request_offset)
+            chunks += [(requests, slice(at, min(at + step, rows))) for at in range(0, rows, step)]
+            first = last
+        return chunks
+
     def _prefill(self, common, lens: torch.Tensor, decodes: int) -> DeepseekV32IndexerPrefillMetadata:
-        """Chunks of two requests, whose keys lie one after the other; a row sees the keys up to its own."""
+        """The keys of a chunk's requests lie one after the other; a row sees the keys up to its own."""
         starts, keys = common.query_start_loc_cpu.tolist(), common.seq_lens.tolist()
+        split = self._split_indexer_prefill_chunks(
+            common.seq_lens[decodes:].cpu(),
+            lens[decodes:],
+            1 << 20,
+            self.max_logits_bytes,
+            request_offset=decodes,
+        )
         chunks = []
-        for first in range(decodes, common.num_reqs, 2):
-            last = min(first + 2, common.num_reqs)
+        for requests, rows in split:
             begins, ends = [], []
-            for request in range(first, last):
-                begin, count = sum(keys[first:request]), int(lens[request])
+            for request in range(requests.start, requests.stop):
+                begin, count = sum(keys[requests.start : request]), int(lens[request])
                 begins += [begin] * count
                 ends += [begin + max(keys[request] - count + row + 1, 0) for row in range(count)]
-            bounds = [torch.tensor(b, dtype=torch.int32, device=self.device) for b in (begins, ends)]
-            longest = max(keys[first:last])
+            bounds = [torch.tensor(b[rows], dtype=torch.int32, device=self.device) for b in (begins, ends)]
             chunks.append(
                 DeepseekV32IndexerPrefillChunkMetadata(
-                    *bounds, starts[first], starts[last], last - first, longest
+                    *bounds,
+                    token_start=starts[requests.start] + rows.start,
+                    token_end=starts[requests.start] + rows.stop,
+                    num_reqs=requests.stop - requests.start,
+                    max_seqlen_k=max(keys[requests]),
+                    total_seq_lens=sum(keys[requests]),
                 )
             )
         return DeepseekV32IndexerPrefillMetadata(chunks)

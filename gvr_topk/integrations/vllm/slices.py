@@ -1,0 +1,225 @@
+"""Scores of long prompts in slices of their keys, in place of vLLM's few rows at once.
+
+vLLM scores as many rows at once as its budget holds with all of their keys
+(``VLLM_SPARSE_INDEXER_MAX_LOGITS_MB``). Of rows of a million keys these are 128, which leave most of a GPU
+idle, because its scorer never divides the keys of a row. Here a chunk has as many rows as fill the GPU, and
+its scores come in slices of the keys, each of the size of the budget.
+
+vLLM's loop over chunks stays: what splits the prompts of a step is wrapped to make larger chunks, and the
+scorer to return, for such a chunk, `DeferredScores`. These are computed where vLLM has its prefill top-k,
+whose hook keeps the best so far in a `gvr_topk.PrefillCarry`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gvr_topk.integrations._kit.device import multiprocessors
+from gvr_topk.integrations._kit.log import Say, one_line
+
+ATTRIBUTE = "gvr_topk_budget"
+"""Name of the attribute of a batch's metadata that holds how many scores there may be at once."""
+
+ROWS_PER_MULTIPROCESSOR = 4
+"""Rows that the scorer's CTA takes at once with 32 heads; with 64 it takes half of them."""
+
+ALIGNMENT = 256
+"""Keys that the scorer's CTA takes at once; slices begin at multiples of it."""
+
+Chunk = tuple[slice, slice]
+"""Requests of a chunk, and its rows among those of these requests."""
+
+
+class DeferredScores:
+    """Scores of a chunk, in place of a tensor of them, that are computed as they are read.
+
+    Parameters
+    ----------
+    score : callable
+        vLLM's scorer. It takes `q`, `kv`, `weights`, `starts`, `ends` and the number of columns.
+    q : tuple of Tensor and (Tensor or None)
+        Queries, a row each, and their scales.
+    kv : tuple of Tensor
+        Keys of all requests one after the other, and their scales.
+    weights : Tensor, ``[rows, heads]``
+    starts, ends : Tensor, ``[rows]``, int32
+        First key of each row, which has column 0, and one past its last key.
+    keys : int
+        Columns.
+    budget : int
+        Scores that there may be at once.
+    """
+
+    dtype = torch.float32
+
+    def __init__(
+        self,
+        score: Callable[..., Tensor],
+        q: tuple[Tensor, Tensor | None],
+        kv: tuple[Tensor, Tensor],
+        weights: Tensor,
+        starts: Tensor,
+        ends: Tensor,
+        keys: int,
+        budget: int,
+    ) -> None:
+        self._score = score
+        self._q, self._kv, self._weights = q, kv, weights
+        self._starts, self._ends = starts, ends
+        self._budget = budget
+        self.shape = (len(weights), keys)
+        self.device = weights.device
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def stride(self, dim: int | None = None) -> Any:
+        strides = (self.shape[1], 1)
+        return strides if dim is None else strides[dim]
+
+    def __getitem__(self, rows: slice | Tensor) -> Tensor:
+        """Return all scores of some rows, in fp32."""
+        values, scales = self._q
+        q = (values[rows], None if scales is None else scales[rows])
+        bounds = (self._starts[rows], self._ends[rows], self.shape[1])
+        return self._score(q, self._kv, self._weights[rows], *bounds).to(self.dtype)
+
+    def parts(self) -> Iterator[slice]:
+        """Rows in parts, as many at once as the budget holds."""
+        rows, keys = self.shape
+        step = max(self._budget // keys, 1)
+        yield from (slice(begin, min(begin + step, rows)) for begin in range(0, rows, step))
+
+    def slices(self) -> Iterator[tuple[int, Tensor]]:
+        """Return first column and scores of each slice, which has to be dropped before the next one."""
+        rows, keys = self.shape
+        most = max(self._budget // rows // ALIGNMENT, 1) * ALIGNMENT
+        width = -(-keys // -(-keys // most))
+        width = -(-width // ALIGNMENT) * ALIGNMENT
+        begins = self._starts
+        for column in range(0, keys, width):
+            ends = torch.minimum(self._starts + (column + width), self._ends)
+            columns = min(width, keys - column)
+            yield column, self._score(self._q, self._kv, self._weights, begins, ends, columns)
+            begins = ends
+
+
+class SlicesHook:
+    """Makes larger chunks, and defers their scores, in one vLLM process.
+
+    Parameters
+    ----------
+    running : callable
+        Returns the name and the metadata of the layer that runs; None for what is not known.
+    say : Say
+    """
+
+    def __init__(self, running: Callable[[], tuple[str | None, Any]], say: Say) -> None:
+        self._running = running
+        self._say = say
+        self._local = threading.local()
+        self._scored: set[str | None] = set()
+        self._failed = False
+
+    def build(self, builder: Any, make: Callable[[], Any]) -> Any:
+        """Make a batch's metadata, with larger chunks if their scores will be deferred."""
+        self._local.rows, self._local.budget = self._rows(builder), 0
+        try:
+            metadata = make()
+        finally:
+            self._local.rows = 0
+        if self._local.budget:
+            setattr(metadata, ATTRIBUTE, self._local.budget)
+        return metadata
+
+    def wrap_split(self, original: Callable[..., list[Chunk]]) -> Any:
+        """Wrap ``DeepseekV32IndexerMetadataBuilder._split_indexer_prefill_chunks``."""
+
+        @functools.wraps(original)
+        def split(
+            compressed_seq_lens_cpu: Tensor,
+            prefill_query_lens_cpu: Tensor,
+            workspace_size: int,
+            max_logits_bytes: int,
+            request_offset: int = 0,
+        ) -> list[Chunk]:
+            lengths = (compressed_seq_lens_cpu, prefill_query_lens_cpu)
+            chunks = original(*lengths, workspace_size, max_logits_bytes, request_offset)
+            rows = getattr(self._local, "rows", 0)
+            larger = larger_chunks(chunks, rows) if rows else chunks
+            if len(larger) < len(chunks):
+                self._local.budget = max_logits_bytes // torch.float32.itemsize
+            return larger
+
+        return staticmethod(split)
+
+    def wrap_scores(self, original: Callable[..., Tensor]) -> Callable[..., Any]:
+        """Wrap ``fp8_fp4_mqa_logits`` where ``sparse_attn_indexer`` calls it."""
+
+        @functools.wraps(original)
+        def fp8_fp4_mqa_logits(
+            q: tuple[Tensor, Tensor | None],
+            kv: tuple[Tensor, Tensor],
+            weights: Tensor,
+            cu_seqlen_ks: Tensor,
+            cu_seqlen_ke: Tensor,
+            max_seqlen_k: int,
+        ) -> Any:
+            call = (q, kv, weights, cu_seqlen_ks, cu_seqlen_ke, max_seqlen_k)
+            layer, metadata = self._running()
+            self._scored.add(layer)
+            budget = getattr(metadata, ATTRIBUTE, None)
+            if budget is None or len(weights) * max_seqlen_k <= budget:
+                return original(*call)
+            return DeferredScores(original, *call, budget)
+
+        return fp8_fp4_mqa_logits
+
+    def _rows(self, builder: Any) -> int:
+        """Return how many rows fill the GPU; 0 where the chunks of a builder are to stay as they are.
+
+        Layers may score elsewhere. So the chunks become larger when all layers of the builder have been seen
+        to call the scorer that is wrapped.
+        """
+        layers = getattr(builder, "layer_names", ())
+        if self._failed or not layers or not self._scored.issuperset(layers):
+            return 0
+        try:
+            model = builder.vllm_config.model_config.hf_text_config
+            if builder.dcp_world_size > 1 or builder.use_pcp or getattr(model, "candidate_block_size", 0):
+                return 0
+            return ROWS_PER_MULTIPROCESSOR * multiprocessors(builder.device)
+        except Exception as error:  # the chunks can stay
+            self._failed = True
+            self._say("warning", f"prompts are not scored in slices: {one_line(error)}")
+            return 0
+
+
+def larger_chunks(chunks: Sequence[Chunk], rows: int) -> list[Chunk]:
+    """Join chunks of the same requests to chunks of at most `rows` rows each, and of nearly as many.
+
+    Examples
+    --------
+    >>> larger_chunks([(slice(0, 1), slice(begin, begin + 2)) for begin in (0, 2, 4, 6)], 5)
+    [(slice(0, 1, None), slice(0, 4, None)), (slice(0, 1, None), slice(4, 8, None))]
+    """
+    joined: list[Chunk] = []
+    for (first, last), group in itertools.groupby(chunks, lambda chunk: (chunk[0].start, chunk[0].stop)):
+        parts = list(group)
+        total = parts[-1][1].stop
+        count = -(-total // rows)
+        if len(parts) <= count:
+            joined += parts
+            continue
+        step = -(-total // count)
+        joined += [
+            (slice(first, last), slice(begin, min(begin + step, total))) for begin in range(0, total, step)
+        ]
+    return joined

@@ -1,0 +1,270 @@
+"""Scores of long prompts in slices, on a fake of vLLM 0.33: what is computed, when, and how it fails."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm_engine import CHUNK, Log, Runner, Step, fake_vllm
+
+from gvr_topk.evaluation.oracle import sorted_topk
+from gvr_topk.integrations import vllm as integration
+from gvr_topk.integrations._kit import environment
+from gvr_topk.integrations.vllm import plugin, prefill, slices
+from gvr_topk.integrations.vllm.slices import DeferredScores, larger_chunks
+
+KEYS, ROWS = 300, 2
+BUDGET = 4 * KEYS * ROWS
+"""Bytes of the scores of two rows of the longest prompt."""
+
+STOCK, WHOLE, SLICED = "original", ("gvr_topk", "prefill"), ("gvr_topk", "prefill slices")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("GVR_TOPK", "VLLM"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GVR_TOPK_VLLM_SLICES", "1")
+    monkeypatch.setattr(slices, "ALIGNMENT", 16)
+    with fake_vllm():
+        yield
+        integration.unregister()
+
+
+@pytest.fixture
+def log():
+    handler = Log()
+    logger = logging.getLogger(plugin.LOGGER)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler.lines
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """Shapes of the scores that vLLM's scorer has made."""
+    from vllm.model_executor.layers import sparse_attn_indexer as module
+
+    shapes, original = [], module.fp8_fp4_mqa_logits
+
+    def score(q, kv, weights, cu_seqlen_ks, cu_seqlen_ke, max_seqlen_k):
+        scores = original(q, kv, weights, cu_seqlen_ks, cu_seqlen_ke, max_seqlen_k)
+        shapes.append(tuple(scores.shape))
+        return scores
+
+    monkeypatch.setattr(module, "fp8_fp4_mqa_logits", score)
+    return shapes
+
+
+def calls() -> dict[tuple[str, str], int]:
+    return integration.counters().calls
+
+
+def assert_exact(step: Step, k: int, ours: bool = True) -> None:
+    """Every row of the prompts as the oracle has it; the fake's own top-k has the set in another order."""
+    assert step.prompts is not None
+    for name, logits in step.prompts.logits.items():
+        wanted, got = sorted_topk(logits, step.prompts.lengths, k), step.prompts.chosen[name]
+        assert torch.equal(got, wanted) if ours else torch.equal(got.sort(1).values, wanted.sort(1).values)
+
+
+def warmed(**options) -> Runner:
+    """A runner whose layers have scored a prompt."""
+    runner = Runner(logits_bytes=BUDGET, **options)
+    first = runner.add("first", CHUNK)
+    assert_exact(runner.step([], [first]), runner.topk)
+    runner.finish(first)
+    return runner
+
+
+@pytest.mark.parametrize("via_op", [False, True])
+@pytest.mark.parametrize("inference", [False, True])
+def test_long_prompts_are_exact_in_slices(scored, log, via_op, inference):
+    """The rows of a chunk are as many as fill the GPU, and no scores take more than the budget."""
+    integration.register()
+    with torch.inference_mode(inference):
+        runner = warmed(via_op=via_op)
+        before, shapes = calls(), len(scored)
+        assert before == {WHOLE: 2}
+        step = runner.step([], [runner.add("long", KEYS), runner.add("short", 40)])
+    assert_exact(step, runner.topk)
+    assert calls() == before | {SLICED: 2 * 3, WHOLE: 2 + 2}  # nine rows, four at once; and the short prompt
+    rows = [shape[0] for shape in scored[shapes:]]
+    assert max(rows) == CHUNK and rows.count(3) == len(rows) - 2
+    assert all(4 * rows * width <= BUDGET for rows, width in scored[shapes:])
+    assert sum(width for rows, width in scored[shapes:] if rows == 3) == 2 * 3 * KEYS
+    assert not [line for line in log if "fell back" in line]
+
+
+@pytest.mark.parametrize("options", [{"dcp": 2}, {"candidate_block_size": 8}, {"backend": "persistent"}])
+def test_other_chunks_stay(scored, options):
+    """Where the keys are spread over ranks, blocks are chosen first, or another top-k was chosen."""
+    integration.register()
+    ours = "backend" not in options
+    runner = Runner(logits_bytes=BUDGET, **options)
+    for _ in range(2):
+        step = runner.step([], [runner.add("long", KEYS)])
+        assert_exact(step, runner.topk, ours)
+    assert SLICED not in calls()
+    assert all(rows <= ROWS for rows, _ in scored)
+
+
+def test_chunks_stay_until_asked_for(scored, monkeypatch):
+    monkeypatch.setenv("GVR_TOPK_VLLM_SLICES", "0")
+    integration.register()
+    runner = warmed()
+    assert_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
+    assert set(calls()) == {WHOLE}
+
+
+def test_layers_that_score_elsewhere_keep_their_chunks(scored, monkeypatch):
+    """A layer of the builder that has never called the scorer may have another one."""
+    integration.register()
+    runner = warmed()
+    runner.builder.layer_names = [*runner.names, "model.layers.9.self_attn.indexer.k_cache"]
+    assert_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
+    assert SLICED not in calls() and max(rows for rows, width in scored if width == KEYS) == ROWS
+
+
+def test_an_error_leaves_the_chunk_to_vllm(scored, log, monkeypatch):
+    """Also half way: vLLM's own top-k then selects, as many rows at once as the budget holds."""
+    integration.register()
+    runner = warmed()
+    done, shapes = dict(calls()), len(scored)
+    original = prefill.indexer_topk_prefill
+
+    def fail_later(*args, **kwargs):
+        if kwargs["column"] > 0:
+            raise RuntimeError("no room")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(prefill, "indexer_topk_prefill", fail_later)
+    request = runner.add("long", KEYS)
+    assert_exact(runner.step([], [request]), runner.topk, ours=False)
+    assert calls() == done | {(STOCK, "prefill error: RuntimeError"): 2 * 3}
+    assert all(4 * rows * width <= BUDGET for rows, width in scored[shapes:])
+    assert len([line for line in log if "fell back: prefill: RuntimeError: no room" in line]) == 1
+    monkeypatch.setattr(prefill, "indexer_topk_prefill", original)
+    shapes = len(scored)
+    assert_exact(runner.step([], [request]), runner.topk, ours=False)
+    assert {rows for rows, _ in scored[shapes:]} == {1, ROWS}  # vLLM's own chunks of nine rows
+
+
+def test_the_first_slices_are_verified(log, monkeypatch):
+    """And a chunk whose selection is wrong is noticed."""
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "2")
+    integration.register()
+    runner = warmed(specials=False)
+    request = runner.add("long", KEYS)
+    assert_exact(runner.step([], [request]), runner.topk)
+    assert [line for line in log if line.endswith("verified 2 calls of prefill top-k slices")]
+    assert calls()[SLICED] == 2 * 3
+    integration.unregister()
+    monkeypatch.setattr(DeferredScores, "slices", lambda self: iter([(0, -self[:])]))
+    integration.register()
+    runner = warmed(specials=False)
+    step = runner.step([], [runner.add("long", KEYS)])
+    assert_exact(step, runner.topk, ours=False)
+    (line,) = [line for line in log if "fell back" in line]
+    assert "Differs: row 0 of 3: selected score" in line and "prefill" in line
+
+
+@pytest.mark.parametrize("name", ["fp8_fp4_mqa_logits", "_split_indexer_prefill_chunks"])
+def test_a_function_that_has_changed_is_left_alone(log, monkeypatch, name):
+    """Top-k of decode and prefill are replaced all the same."""
+    from vllm.model_executor.layers import sparse_attn_indexer as module
+    from vllm.v1.attention.backends.mla import indexer
+
+    owner = module if name == "fp8_fp4_mqa_logits" else indexer.DeepseekV32IndexerMetadataBuilder
+    monkeypatch.setattr(owner, name, staticmethod(lambda q, kv, renamed: None))
+    integration.register()
+    assert getattr(owner, name).__name__ == "<lambda>"
+    assert [line for line in log if "stay vLLM's own" in line and name in line]
+
+
+def test_everything_is_put_back():
+    from vllm.model_executor.layers import sparse_attn_indexer as module
+    from vllm.v1.attention.backends.mla import indexer
+
+    builder = indexer.DeepseekV32IndexerMetadataBuilder
+    before = module.fp8_fp4_mqa_logits, vars(builder)["_split_indexer_prefill_chunks"]
+    integration.register()
+    assert module.fp8_fp4_mqa_logits.__wrapped__ is before[0]
+    assert builder._split_indexer_prefill_chunks.__wrapped__ is before[1].__func__
+    integration.unregister()
+    assert (module.fp8_fp4_mqa_logits, vars(builder)["_split_indexer_prefill_chunks"]) == before
+
+
+def test_doctor_says_what_is_asked_for(monkeypatch):
+    monkeypatch.setattr(plugin, "_entry_points", lambda: ["there"])
+    rows = dict(integration.describe())
+    assert rows["fp8_fp4_mqa_logits"].startswith("ok: with GVR_TOPK_VLLM_SLICES=1 wrapped")
+    assert rows["would happen"].endswith("is auto, and scores of long prompts")
+    monkeypatch.setenv("GVR_TOPK_VLLM_SLICES", "all")
+    wrong = "GVR_TOPK_VLLM_SLICES: wanted 0, 1 or force, got 'all'"
+    assert dict(integration.describe())["would happen"] == f"nothing: {wrong}"
+    assert ("GVR_TOPK_VLLM_SLICES", f"refused: {wrong}") in environment.describe()
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=5), st.integers(1, 20)
+)
+def test_larger_chunks_hold_every_row_once(requests, most):
+    """In order, of the same requests, with as many rows as asked for, or as vLLM has if these are more."""
+    chunks = [
+        (slice(number, number + 1), slice(at, min(at + step, rows)))
+        for number, (rows, step) in enumerate(requests)
+        for at in range(0, rows, step)
+    ]
+    larger = larger_chunks(chunks, most)
+    assert len(larger) <= len(chunks)
+    for number, (rows, step) in enumerate(requests):
+        own = [part for whole, part in larger if whole == slice(number, number + 1)]
+        assert [row for part in own for row in range(part.start, part.stop)] == list(range(rows))
+        longest = max(part.stop - part.start for part in own)
+        assert longest <= max(most, step)
+        assert len(own) == min(-(-rows // step), -(-rows // most))
+
+
+@pytest.mark.parametrize("budget", [1, 100, 640, 2500, 10**6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_deferred_scores_are_the_scores(budget, dtype):
+    """By rows and by slices, each within the budget if that holds a row, or a tile of keys."""
+    from vllm.utils.deep_gemm import fp8_fp4_mqa_logits
+
+    rows, keys = 5, 203
+    starts = torch.tensor([0, 7, 7, 300, 490], dtype=torch.int32)
+    ends = torch.tensor([203, 7, 100, 503, 500], dtype=torch.int32)
+    scores = torch.randn(rows, 503)
+    call = ((scores, None), (scores.new_empty(503, 1), scores.new_empty(503)), scores.new_ones(rows, 1))
+
+    def score(*given):
+        return fp8_fp4_mqa_logits(*given).to(dtype)
+
+    deferred = DeferredScores(score, *call, starts, ends, keys, budget)
+    assert deferred.shape == (rows, keys) and deferred.dim() == 2 and deferred.dtype == torch.float32
+    assert deferred.stride() == (keys, 1) and deferred.stride(0) == keys and deferred.stride(1) == 1
+    seen = torch.full((rows, keys), torch.nan)
+    columns = 0
+    for column, part in deferred.slices():
+        assert column == columns and part.numel() <= max(budget, 16 * rows) and part.dtype == dtype
+        assert column % 16 == 0
+        columns += part.shape[1]
+        seen[:, column:columns] = part
+    assert columns == keys
+    parts = list(deferred.parts())
+    assert [row for part in parts for row in range(part.start, part.stop)] == list(range(rows))
+    by_rows = torch.cat([deferred[part] for part in parts])
+    assert by_rows.dtype == torch.float32
+    assert all(deferred[part].numel() <= max(budget, keys) for part in parts)
+    picked = torch.tensor([3, 0])
+    for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        wanted = scores[row, start:end].to(dtype).float()
+        for got in (seen, by_rows):
+            assert torch.equal(got[row, : end - start], wanted)
+    assert torch.equal(deferred[picked][1, :203], by_rows[0])
