@@ -47,9 +47,11 @@ def observe(patches: Transaction, comparison: Comparison | None, times: PrefillT
     """Put a comparison around both calls of this process, and times around the prefill call."""
     stage = importlib.import_module("vllm.model_executor.layers.indexer_topk").SparseIndexerTopk
     # With this module our plugin replaces the op, and what is put around it here sees ours.
-    importlib.import_module("vllm.model_executor.layers.sparse_attn_indexer")
+    indexer = importlib.import_module("vllm.model_executor.layers.sparse_attn_indexer")
     if comparison is not None:
         patches.set_attribute(stage, "forward", comparison.wrap(stage.forward))
+    if times is not None:
+        patches.wrap(indexer, "fp8_fp4_mqa_logits", times.wrap_scores)
     for observer in (comparison, times):
         if observer is not None:
             wrapped = observer.wrap_prefill(torch.ops._C.top_k_per_row_prefill)
@@ -128,7 +130,7 @@ class Comparison:
             op(logits, starts, ends, indices, rows, stride0, stride1, k)
             starts = starts[:rows].to(torch.int64).clamp(min=0)
             lengths = (ends[:rows].to(torch.int64).clamp(max=logits.shape[1]) - starts).clamp(min=0)
-            self._see_prefill(logits[:rows], starts, lengths, indices[:rows, :k])
+            self._see_prefill(logits, starts, lengths, indices[:rows, :k])
 
         return Wrapped(op, observed)
 
@@ -139,8 +141,11 @@ class Comparison:
             self._sample(logits[:1], lengths[:1], chosen[:1])
 
     def _see_prefill(self, logits: Tensor, starts: Tensor, lengths: Tensor, chosen: Tensor) -> None:
-        """Compare rows at equal distances, other ones in each call, and the last one in all."""
-        rows = logits.shape[0]
+        """Compare rows at equal distances, other ones in each call, and the last one in all.
+
+        The scores may be deferred ones, which are computed for the compared rows alone.
+        """
+        rows = lengths.shape[0]
         if rows == 0:
             return
         self._seen += rows
@@ -178,7 +183,18 @@ class PrefillTimes:
     """Times every prefill call with events, which cost it nothing but their own launch."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[int, int, Any, Any]] = []
+        self._calls: list[tuple[int, int, Any, Any, Any]] = []
+        self._scoring: Any = None
+
+    def wrap_scores(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``fp8_fp4_mqa_logits``, with which each chunk begins."""
+
+        def timed(*args: Any) -> Any:
+            self._scoring = torch.cuda.Event(enable_timing=True)
+            self._scoring.record()
+            return original(*args)
+
+        return timed
 
     def wrap_prefill(self, op: Any) -> Wrapped:
         """Wrap ``torch.ops._C.top_k_per_row_prefill``."""
@@ -188,17 +204,22 @@ class PrefillTimes:
             start.record()
             op(logits, *args)
             stop.record()
-            self._calls.append((*logits.shape, start, stop))
+            self._calls.append((*logits.shape, self._scoring or start, start, stop))
 
         return Wrapped(op, timed)
 
     def take(self) -> dict[str, Any]:
-        """Calls since the last time, by rows and width; a width is that of the scores, not of a window."""
+        """Calls since the last time, by rows and width; a width is that of the scores, not of a window.
+
+        ``chunks`` has the time of both the scores and the top-k; deferred scores are computed in the call.
+        """
         if self._calls:
             torch.cuda.synchronize()
         times: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
-        for rows, width, start, stop in self._calls:
+        chunks: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
+        for rows, width, scoring, start, stop in self._calls:
             times[rows, width].append(1e3 * start.elapsed_time(stop))
+            chunks[width].append((rows, 1e3 * scoring.elapsed_time(stop)))
         self._calls.clear()
         return {
             "calls": sum(map(len, times.values())),
@@ -213,6 +234,14 @@ class PrefillTimes:
                     "us_longest": round(max(spent), 2),
                 }
                 for (rows, width), spent in sorted(times.items())
+            ],
+            "chunks": [
+                {
+                    "width": width,
+                    "rows": sum(rows for rows, _ in of_width),
+                    "us": round(sum(us for _, us in of_width), 1),
+                }
+                for width, of_width in sorted(chunks.items())
             ],
         }
 

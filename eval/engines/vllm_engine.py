@@ -98,6 +98,8 @@ class Specification:
     tensor_parallel: int = 1  # GPUs; with several, layers and comparison run in worker processes
     split_k: bool = True  # cuBLAS may split the sums of a product, which it does by the size of the batch
     shapes: str = V32  # whose shapes the model has
+    logits_mb: int = 512  # the budget of vLLM's scores of prompts, in MiB
+    slices: bool = False  # long prompts are scored in slices, unless the mode is stock
     sampled: bool = False  # repeated prompts are answered with a seed, by our sampler where the mode is ours
 
     @property
@@ -113,6 +115,7 @@ class Specification:
         products = "" if self.split_k else "_no_split_k"
         shapes = "" if self.shapes == V32 else f"_{self.shapes}"
         shapes += "_sampled" if self.sampled else ""
+        shapes += f"_slices{self.logits_mb}" if self.slices else ""
         return f"{self.mode}_{self.graphs}_drafts{self.drafts}{part}{shapes}{ranks}{products}"
 
     @property
@@ -309,6 +312,16 @@ def count_answers(answers: Sequence[Sequence[int]]) -> dict[str, Any]:
     }
 
 
+def _memory(peak: bool = False) -> int:
+    """Bytes that tensors take on the GPU now, or the most of them since the last call without `peak`."""
+    if not torch.cuda.is_available():
+        return 0
+    if peak:
+        return torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
 class Preemptions:
     """Counts how often the scheduler of this process takes a running request's cache away."""
 
@@ -446,11 +459,12 @@ class Trial:
     def _case(self, seed: int, length: int, batch: int) -> None:
         requests, label = prompts(batch, [length], seed), f"{length}x{batch}"
         case: dict[str, Any] = {"length": length, "batch": batch}
+        before = _memory()
         case |= run_requests(self._engine, self._parameters(lambda n: self.spec.steps), requests, label)
         del case["answers"]
         self._done["cases"].append(case)
         if self._times is not None:
-            case["prefill"] = self._times.take()
+            case |= {"prefill": self._times.take(), "peak_bytes": _memory(peak=True) - before}
         if self.spec.profile:
             self._keep(self.result())
             times = KernelTimes()

@@ -28,7 +28,7 @@ DENSE_WIDTH, EXPERT_WIDTH, EXPERTS = 4096, 512, 8
 LOGIT_SPREAD = 3.0
 """Standard deviation of logits, near that of language models."""
 
-POSITIONS = 163840
+POSITIONS = 1 << 21
 """Longest context of every model; the trial's are shorter."""
 
 V4_HIDDEN, V4_HEAD, V4_Q_RANK, V4_OUTPUT_GROUPS, V4_OUTPUT_RANK = 4096, 512, 1024, 8, 1024

@@ -58,7 +58,7 @@ from eval.engines.vllm_engine import (
 )
 from eval.engines.vllm_model import SHAPES, V4, V32, write_model, write_tokenizer
 from eval.engines.vllm_sampler import WRONG, common_tokens
-from gvr_topk.integrations._kit.environment import ENABLE_SAMPLER
+from gvr_topk.integrations._kit.environment import ENABLE_SAMPLER, ENABLE_SLICES
 
 LAYERS = 4
 
@@ -66,7 +66,7 @@ V4_MODULES = {"tilelang": "tilelang", "cutlass": "nvidia-cutlass-dsl", "quack": 
 """Modules that vLLM's DeepSeek-V4 cannot do without on this kind of GPU, and the packages that have them."""
 
 _SIZES = ("batches", "lengths", "steps", "max_model_len")
-SHARED = (*_SIZES, "memory", "prefill_rows", "tensor_parallel", "split_k", "sampled")
+SHARED = (*_SIZES, "memory", "prefill_rows", "tensor_parallel", "split_k", "sampled", "logits_mb", "slices")
 """Options that every engine gets as they are."""
 
 WARM_UP = "sampler with penalties or other processors of logits"
@@ -156,6 +156,8 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
     result.unlink(missing_ok=True)
     command = [sys.executable, "-m", "eval.engines.vllm_engine", str(given), str(result)]
     variables = VARIABLES | ({"GVR_TOPK_DISABLE": "1"} if spec.mode == STOCK else {})
+    variables |= {"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": str(spec.logits_mb)}
+    variables |= {ENABLE_SLICES: "1"} if spec.slices else {}
     if spec.samples:
         variables |= {ENABLE_SAMPLER: "drafts" if spec.drafts else "1"}
     variables |= (SEVERAL_GPUS if spec.in_workers else {}) | ({} if spec.split_k else NO_SPLIT_K)
@@ -189,7 +191,9 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
         if originals:
             return f"{spec.name}: vLLM itself served calls: {', '.join(sorted(originals))}"
         wanted = {"sampler", "drafts"} if spec.drafts else {"sampler"}
-        if lacks := (wanted if spec.part == SAMPLER else {"prefill"}) - served:
+        if spec.part != SAMPLER:
+            wanted = {"prefill", "prefill slices"} if spec.slices else {"prefill"}
+        if lacks := wanted - served:
             return f"{spec.name}: no {', '.join(sorted(lacks))} call was served by ours"
     if spec.mode == COMPARE and spec.part != SAMPLER:
         empty = [
@@ -273,6 +277,8 @@ def main(
     churn: Annotated[bool, typer.Option(help="More requests than slots after the cases.")] = True,
     tensor_parallel: Annotated[int, typer.Option(help="GPUs; mode compare alone, in every worker.")] = 1,
     split_k: Annotated[bool, typer.Option(help="Leave cuBLAS room to split sums, by the batch.")] = True,
+    logits_mb: Annotated[int, typer.Option(help="MiB of scores of prompts that vLLM may have.")] = 512,
+    slices: Annotated[bool, typer.Option("--slices", help="Score long prompts in slices.")] = False,
     sampled: Annotated[bool, typer.Option(help="Draw the answers to repeated prompts with a seed.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Time kernels of stock and ours.")] = False,
     max_model_len: Annotated[int, typer.Option(help="Longest row; its buffer's width.")] = 131072,
