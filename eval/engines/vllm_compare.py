@@ -169,7 +169,7 @@ class Comparison:
 
     def _sample_is_due(self, logits: Tensor) -> bool:
         self._calls += 1
-        capturing = logits.is_cuda and torch.cuda.is_current_stream_capturing()
+        capturing = logits.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         return self._calls % SAMPLE_EVERY == 0 and not capturing
 
     def _sample(self, row: Tensor, length: Tensor, chosen: Tensor) -> None:
