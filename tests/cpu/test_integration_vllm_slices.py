@@ -15,7 +15,7 @@ from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations.vllm import plugin, prefill, slices
-from gvr_topk.integrations.vllm.slices import DeferredScores, larger_chunks
+from gvr_topk.integrations.vllm.slices import DeferredScores, full_chunks
 
 KEYS, ROWS = 300, 2
 BUDGET = 4 * KEYS * ROWS
@@ -93,11 +93,12 @@ def test_long_prompts_are_exact_in_slices(scored, log, via_op, inference):
         assert before == {WHOLE: 2}
         step = runner.step([], [runner.add("long", KEYS), runner.add("short", 40)])
     assert_exact(step, runner.topk)
-    assert calls() == before | {SLICED: 2 * 3, WHOLE: 2 + 2}  # nine rows, four at once; and the short prompt
+    # Nine rows, four at once, of which the last one fits the budget; and the short prompt.
+    assert calls() == before | {SLICED: 2 * 2, WHOLE: 2 + 2 + 2}
     rows = [shape[0] for shape in scored[shapes:]]
-    assert max(rows) == CHUNK and rows.count(3) == len(rows) - 2
+    assert set(rows) == {CHUNK, 4, 1} and rows.count(CHUNK) == 2
     assert all(4 * rows * width <= BUDGET for rows, width in scored[shapes:])
-    assert sum(width for rows, width in scored[shapes:] if rows == 3) == 2 * 3 * KEYS
+    assert sum(width for rows, width in scored[shapes:] if rows == 4) == 2 * 2 * KEYS
     assert not [line for line in log if "fell back" in line]
 
 
@@ -163,7 +164,7 @@ def test_the_first_slices_are_verified(log, monkeypatch):
     request = runner.add("long", KEYS)
     assert_exact(runner.step([], [request]), runner.topk)
     assert [line for line in log if line.endswith("verified 2 calls of prefill top-k slices")]
-    assert calls()[SLICED] == 2 * 3
+    assert calls()[SLICED] == 2 * 2
     integration.unregister()
     monkeypatch.setattr(DeferredScores, "slices", lambda self: iter([(0, -self[:])]))
     integration.register()
@@ -171,7 +172,7 @@ def test_the_first_slices_are_verified(log, monkeypatch):
     step = runner.step([], [runner.add("long", KEYS)])
     assert_exact(step, runner.topk, ours=False)
     (line,) = [line for line in log if "fell back" in line]
-    assert "Differs: row 0 of 3: selected score" in line and "prefill" in line
+    assert "Differs: row 0 of 4: selected score" in line and "prefill" in line
 
 
 @pytest.mark.parametrize("name", ["fp8_fp4_mqa_logits", "_split_indexer_prefill_chunks"])
@@ -212,23 +213,25 @@ def test_doctor_says_what_is_asked_for(monkeypatch):
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=5), st.integers(1, 20)
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), min_size=1, max_size=5), st.integers(1, 20)
 )
-def test_larger_chunks_hold_every_row_once(requests, most):
-    """In order, of the same requests, with as many rows as asked for, or as vLLM has if these are more."""
+def test_full_chunks_hold_every_row_once(requests, fill):
+    """In order, of the same requests, and the GPU is filled no more often than it takes."""
     chunks = [
         (slice(number, number + 1), slice(at, min(at + step, rows)))
         for number, (rows, step) in enumerate(requests)
         for at in range(0, rows, step)
     ]
-    larger = larger_chunks(chunks, most)
-    assert len(larger) <= len(chunks)
+    full = full_chunks(chunks, fill)
     for number, (rows, step) in enumerate(requests):
-        own = [part for whole, part in larger if whole == slice(number, number + 1)]
+        own = [part for whole, part in full if whole == slice(number, number + 1)]
         assert [row for part in own for row in range(part.start, part.stop)] == list(range(rows))
-        longest = max(part.stop - part.start for part in own)
-        assert longest <= max(most, step)
-        assert len(own) == min(-(-rows // step), -(-rows // most))
+        sizes = [part.stop - part.start for part in own]
+        assert sum(-(-size // fill) for size in sizes) == -(-rows // fill)
+        assert max(sizes) <= max(step, fill)
+        if step % fill == 0 or step >= rows:
+            assert sizes == [min(step, rows - at) for at in range(0, rows, step)]
+    assert [whole.start for whole, _ in full] == sorted(whole.start for whole, _ in full)
 
 
 @pytest.mark.parametrize("budget", [1, 100, 640, 2500, 10**6])

@@ -5,9 +5,9 @@ vLLM scores as many rows at once as its budget holds with all of their keys
 idle, because its scorer never divides the keys of a row. Here a chunk has as many rows as fill the GPU, and
 its scores come in slices of the keys, each of the size of the budget.
 
-vLLM's loop over chunks stays: what splits the prompts of a step is wrapped to make larger chunks, and the
-scorer to return, for such a chunk, `DeferredScores`. These are computed where vLLM has its prefill top-k,
-whose hook keeps the best so far in a `gvr_topk.PrefillCarry`.
+vLLM's loop over chunks stays: what splits the prompts of a step is wrapped to make such chunks, and the
+scorer to return, where the scores of a chunk exceed the budget, `DeferredScores`. These are computed where
+vLLM has its prefill top-k, whose hook keeps the best so far in a `gvr_topk.PrefillCarry`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class DeferredScores:
 
 
 class SlicesHook:
-    """Makes larger chunks, and defers their scores, in one vLLM process.
+    """Makes chunks that fill the GPU, and defers scores that exceed the budget, in one vLLM process.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class SlicesHook:
         self._failed = False
 
     def build(self, builder: Any, make: Callable[[], Any]) -> Any:
-        """Make a batch's metadata, with larger chunks if their scores will be deferred."""
+        """Make a batch's metadata, with chunks that fill the GPU if their scores can be deferred."""
         self._local.rows, self._local.budget = self._rows(builder), 0
         try:
             metadata = make()
@@ -153,10 +153,10 @@ class SlicesHook:
             lengths = (compressed_seq_lens_cpu, prefill_query_lens_cpu)
             chunks = original(*lengths, workspace_size, max_logits_bytes, request_offset)
             rows = getattr(self._local, "rows", 0)
-            larger = larger_chunks(chunks, rows) if rows else chunks
-            if len(larger) < len(chunks):
+            full = full_chunks(chunks, rows) if rows else chunks
+            if full != chunks:
                 self._local.budget = max_logits_bytes // torch.float32.itemsize
-            return larger
+            return full
 
         return staticmethod(split)
 
@@ -185,7 +185,7 @@ class SlicesHook:
     def _rows(self, builder: Any) -> int:
         """Return how many rows fill the GPU; 0 where the chunks of a builder are to stay as they are.
 
-        Layers may score elsewhere. So the chunks become larger when all layers of the builder have been seen
+        Layers may score elsewhere. So the chunks are other ones once all layers of the builder have been seen
         to call the scorer that is wrapped.
         """
         layers = getattr(builder, "layer_names", ())
@@ -202,24 +202,22 @@ class SlicesHook:
             return 0
 
 
-def larger_chunks(chunks: Sequence[Chunk], rows: int) -> list[Chunk]:
-    """Join chunks of the same requests to chunks of at most `rows` rows each, and of nearly as many.
+def full_chunks(chunks: Sequence[Chunk], rows: int) -> list[Chunk]:
+    """Divide the rows of the same requests into chunks that fill the GPU, where they do so less often.
 
     Examples
     --------
-    >>> larger_chunks([(slice(0, 1), slice(begin, begin + 2)) for begin in (0, 2, 4, 6)], 5)
-    [(slice(0, 1, None), slice(0, 4, None)), (slice(0, 1, None), slice(4, 8, None))]
+    >>> full_chunks([(slice(0, 1), slice(begin, begin + 2)) for begin in (0, 2, 4, 6)], 5)
+    [(slice(0, 1, None), slice(0, 5, None)), (slice(0, 1, None), slice(5, 8, None))]
     """
-    joined: list[Chunk] = []
+    divided: list[Chunk] = []
     for (first, last), group in itertools.groupby(chunks, lambda chunk: (chunk[0].start, chunk[0].stop)):
         parts = list(group)
-        total = parts[-1][1].stop
-        count = -(-total // rows)
-        if len(parts) <= count:
-            joined += parts
-            continue
-        step = -(-total // count)
-        joined += [
-            (slice(first, last), slice(begin, min(begin + step, total))) for begin in range(0, total, step)
-        ]
-    return joined
+        sizes = [part.stop - part.start for _, part in parts]
+        total = sum(sizes)
+        if sum(-(-size // rows) for size in sizes) > -(-total // rows):
+            step = max(max(sizes) // rows, 1) * rows
+            begins = range(0, total, step)
+            parts = [(slice(first, last), slice(begin, min(begin + step, total))) for begin in begins]
+        divided += parts
+    return divided
