@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from eval.engines.vllm_model import SHAPES, V32
+from eval.engines.vllm_model import LATENT, SHAPES, V32
 from eval.engines.vllm_sampler import (
     BEYOND,
     CUTOFF,
@@ -27,6 +27,12 @@ MODES = {"stock": "vLLM's", "ours": "this package"}
 GRAPHS = {"eager": "eager", "full": "FULL graphs"}
 TRIALS = "vllm_trial_*.json"
 SAMPLERS = "vllm_sampler_*.json"
+SLICES = "vllm_slices_*.json"
+KEYS = tuple(1 << power for power in range(16, 21))
+"""Lengths of rows whose scores and top-k are quoted."""
+SLICES_ROWS = 8192
+"""Rows that they are quoted for, which are the tokens of a step."""
+
 SAMPLING_PARTS = (("gpu_us", 0), ("host_us", 0), ("decode_ms_median", 2))
 ENDED = "no end after"
 """What the problem of an engine says that was stopped by the time; what it had done by then counts."""
@@ -54,6 +60,7 @@ def vllm_figures(folder: Path) -> str:
             "source": source_of(*repeats),
             "repeats": [_repeats(trial, engine) for trial in repeats for engine in trial["engines"]],
         },
+        slices=slices_tables(_sound(files.quote(files.of_one_gpu(SLICES)))),
         sampler=sampler_tables(_sound(files.quote(files.of_one_gpu(SAMPLERS)))),
         older=older_kernels(files.quoted),
     )
@@ -101,6 +108,36 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
         ],
         "cut_off": len(cut_off),
         "streams": [stream for trial in trials.values() for stream in trial["streams"]],
+    }
+
+
+def slices_tables(trials: Files) -> dict[str, Any] | None:
+    """Times of scores and top-k of prompts, and the memory that a step takes, by heads and budget."""
+    if not trials:
+        return None
+    times: defaultdict[tuple[int, ...], dict[str, str]] = defaultdict(dict)
+    peaks: defaultdict[tuple[int, ...], dict[str, str]] = defaultdict(dict)
+    for trial in trials.values():
+        for engine in trial["engines"]:
+            heads, budget = LATENT[engine["shapes"]].index_heads, engine["logits_mb"]
+            for case in engine["cases"]:
+                peaks[heads, budget, case["length"]][engine["mode"]] = f"{case['peak_bytes'] / 2**20:,.0f}"
+                for part in case["prefill"]["chunks"]:
+                    if part["width"] in KEYS:
+                        ms = part["us"] / 1000 / part["rows"] * SLICES_ROWS
+                        times[heads, budget, part["width"]][engine["mode"]] = shown(ms, 1)
+
+    def table(figures: Mapping[tuple[int, ...], Mapping[str, str]]) -> list[list[str]]:
+        return [
+            [*(f"{number:,}" for number in key), *(by_mode.get(mode, "-") for mode in MODES)]
+            for key, by_mode in sorted(figures.items())
+        ]
+
+    return {
+        "source": source_of(*trials.values()),
+        "rows": SLICES_ROWS,
+        "times": table(times),
+        "peaks": table(peaks),
     }
 
 
@@ -323,6 +360,8 @@ def _engine(engine: Data) -> str:
         words.append(f"{SHAPES[shapes]}'s shapes")
     if engine["drafts"]:
         words.append(f"MTP {engine['drafts']}")
+    if engine.get("slices"):
+        words.append(f"slices of {engine['logits_mb']} MiB")
     if engine.get("tensor_parallel", 1) > 1:
         words.append(f"{engine['tensor_parallel']} GPUs")
     for length in sorted({case["length"] for case in engine.get("cases", ())}):
