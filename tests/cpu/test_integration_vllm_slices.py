@@ -99,6 +99,7 @@ def test_long_prompts_are_exact_in_slices(scored, log, via_op, inference):
     assert set(rows) == {CHUNK, 4, 1} and rows.count(CHUNK) == 2
     assert all(4 * rows * width <= BUDGET for rows, width in scored[shapes:])
     assert sum(width for rows, width in scored[shapes:] if rows == 4) == 2 * 2 * KEYS
+    assert sum(line.endswith("on: prefill slices of long prompts") for line in log) == 1
     assert not [line for line in log if "fell back" in line]
 
 

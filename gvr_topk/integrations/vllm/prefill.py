@@ -109,6 +109,7 @@ class PrefillHook:
 
     def __init__(self, metrics: CallMetrics, mode: Mode, say: Say, verifier: Verifier | None = None) -> None:
         self._metrics = metrics
+        self._say = say
         self._switch = BackendSwitch(mode, say, REASON)
         self._verifier = verifier
         self._backend = AUTO
@@ -160,6 +161,8 @@ class PrefillHook:
             return False
         self._metrics.count(OURS, counted)
         self._switch.announce(lambda: f"prefill top-k with k = {call.top_k}")
+        if counted == SLICES:
+            self._say("info", f"on: {SLICES} of long prompts")
         return True
 
     def _run(self, call: PrefillCall) -> None:
