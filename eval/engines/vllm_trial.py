@@ -157,7 +157,7 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
     command = [sys.executable, "-m", "eval.engines.vllm_engine", str(given), str(result)]
     variables = VARIABLES | ({"GVR_TOPK_DISABLE": "1"} if spec.mode == STOCK else {})
     variables |= {"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": str(spec.logits_mb)}
-    variables |= {ENABLE_SLICES: "1"} if spec.slices else {}
+    variables |= {ENABLE_SLICES: "1"} if spec.slices and spec.mode != STOCK else {}
     if spec.samples:
         variables |= {ENABLE_SAMPLER: "drafts" if spec.drafts else "1"}
     variables |= (SEVERAL_GPUS if spec.in_workers else {}) | ({} if spec.split_k else NO_SPLIT_K)

@@ -108,6 +108,19 @@ def test_kernels_and_prefill_calls(tmp_path: Path) -> None:
     assert list(files.quoted) == ["vllm_trial_t.json"]
 
 
+def test_slices(tmp_path: Path) -> None:
+    def engine(mode: str, us: float, peak: int) -> dict[str, Any]:
+        chunks = [{"width": width, "rows": 4096, "us": us} for width in (1 << 16, (1 << 16) + 8192)]
+        case = {"length": 1 << 17, "peak_bytes": peak << 20, "prefill": {"chunks": chunks}}
+        return _engine("cases", mode=mode, shapes="glm5", logits_mb=512, cases=[case])
+
+    trial = _trial(engine("stock", 9000.0, 2500), engine("ours", 4100.0, 1900))
+    said = _write(tmp_path / "h1", vllm_slices_a=trial)
+    assert "| 32 | 512 | 65,536 | 18.0 | 8.2 |" in said and "73,728" not in said
+    assert "| 32 | 512 | 131,072 | 2,500 | 1,900 |" in said
+    assert "for 8,192 rows of one layer" in " ".join(said.split())
+
+
 def test_invariance(tmp_path: Path) -> None:
     answers = {"requests": 3, "tokens": 12, "different_answers": 2, "most_agree": 2, "first_difference": 7}
     twins = {"all": {"set": {"rows": 0}, "order": {"rows": 5}}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import itertools
@@ -49,6 +50,8 @@ from eval.engines.vllm_model import (
 )
 from eval.engines.vllm_worker import Observed, merge_workers
 from gvr_topk.integrations import vllm as integration
+from gvr_topk.integrations.vllm import slices
+from gvr_topk.integrations.vllm.slices import DeferredScores
 
 ON = "INFO gvr_topk in vLLM 0.33.0: on: decode top-k with k = 2048, state of 4 layers"
 
@@ -438,6 +441,69 @@ def test_compare_some_rows_of_a_prefill_call(monkeypatch):
     assert wrapped.__name__ == "op"
 
 
+@pytest.mark.parametrize("wrong", [0.0, 1.0])
+def test_compare_scores_that_are_deferred(monkeypatch, wrong):
+    """The compared rows alone are scored, and a slice whose scores are others is seen."""
+    monkeypatch.setattr(slices, "ALIGNMENT", 16)
+    scores, scored = torch.randn(12, 50), []
+
+    def score(q, kv, weights, starts, ends, columns):
+        scored.append(len(weights))
+        rows = [row[start : start + columns] for row, start in zip(q[0], starts.tolist(), strict=True)]
+        off = wrong * torch.arange(columns) * (len(weights) == 12)
+        return torch.stack([torch.cat([row, row.new_zeros(columns - len(row))]) + off for row in rows])
+
+    starts, ends = torch.zeros(12, dtype=torch.int32), torch.full((12,), 50, dtype=torch.int32)
+    call = ((scores, None), (scores, scores), torch.ones(12, 1), starts, ends, 50)
+    deferred = DeferredScores(score, *call, budget=12 * 16)
+
+    def op(logits, starts, ends, indices, *rest):
+        whole = torch.cat([part for _, part in logits.slices()], 1)
+        indices.copy_(vllm_compare.exact_topk(whole[:, :50], ends, 8))
+
+    comparison = Comparison("cpu", prefill_rows=3)
+    out = torch.zeros(12, 8, dtype=torch.int32)
+    comparison.wrap_prefill(op)(deferred, starts, ends, out, 12, 50, 1, 8)
+    counted = comparison.as_dict()
+    assert counted["prefill_rows"] == 4 and counted["prefill_rows_seen"] == 12
+    assert counted["prefill_rows_that_differ"] == 4 * wrong
+    assert scored.count(12) > 1 and max(rows for rows in scored if rows < 12) == 4
+
+
+def test_times_of_scores_and_top_k(monkeypatch):
+    """Both together by the keys of a chunk, and the top-k alone by the shape of its call."""
+    clock = itertools.count(step=1)
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = next(clock)
+
+        def elapsed_time(self, other):
+            return (other.at - self.at) / 1000
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    times = vllm_compare.PrefillTimes()
+    score, top_k = times.wrap_scores(torch.empty), times.wrap_prefill(lambda *call: next(clock))
+    for rows, keys in ((4, 64), (2, 64), (4, 32)):
+        top_k(score(rows, keys), "starts")
+    taken = times.take()
+    assert (taken["calls"], taken["rows"], taken["us"]) == (3, 10, 6.0)
+    assert [(shape["rows"], shape["width"], shape["us_median"]) for shape in taken["shapes"]] == [
+        (2, 64, 2.0),
+        (4, 32, 2.0),
+        (4, 64, 2.0),
+    ]
+    assert taken["chunks"] == [
+        {"width": 32, "rows": 4, "us": 3.0},
+        {"width": 64, "rows": 6, "us": 6.0},
+    ]
+    assert times.take()["calls"] == 0
+
+
 @pytest.fixture
 def short(monkeypatch):
     monkeypatch.setattr(vllm_engine, "INVARIANCE_BATCHES", (1, 1, 2, 4))
@@ -542,6 +608,21 @@ def test_stock_and_ours(vllm, monkeypatch):
     assert "backend chosen" in str(vllm_trial.problem(specification(OURS), ours, active=True))
 
 
+def test_slices(vllm, monkeypatch):
+    """Of a budget too small for the longest prompt; an engine that makes none shows nothing."""
+    monkeypatch.setattr(slices, "ALIGNMENT", 16)
+    monkeypatch.setenv("GVR_TOPK_VLLM_SLICES", "1")
+    monkeypatch.setitem(globals(), "Runner", functools.partial(Runner, logits_bytes=4 * 300))
+    spec = specification(slices=True, logits_mb=1)
+    assert spec.name == "compare_eager_drafts0_slices1"
+    result = vllm_engine.run(spec)
+    assert {call["reason"] for call in result["calls"]} == {"hint", "prefill", "prefill slices"}
+    assert result["compared"]["prefill_rows_that_differ"] == 0 < result["compared"]["prefill_rows"]
+    assert vllm_trial.problem(spec, result, active=True) is None
+    result["calls"] = [call for call in result["calls"] if call["reason"] != "prefill slices"]
+    assert "no prefill slices call" in str(vllm_trial.problem(spec, result, active=True))
+
+
 def test_what_shows_nothing():
     prefill = [{"path": "gvr_topk", "reason": "prefill", "count": 1}]
     compared = {"rows_longer_than_k": 1, "prefill_rows_longer_than_k": 1}
@@ -566,11 +647,13 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
 
     def run_command(command, log, *, timeout_s):
         spec = json.loads(Path(command[3]).read_text())
-        seen.append((spec["mode"], vllm_trial.os.environ.get("GVR_TOPK_DISABLE")))
+        names = ("GVR_TOPK_DISABLE", "GVR_TOPK_VLLM_SLICES", "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB")
+        seen.append((spec["mode"], *map(vllm_trial.os.environ.get, names)))
         if fails and spec["mode"] == OURS:
             raise CommandError(command, "exit status 1", log)
         log.write_text("" if spec["mode"] == STOCK else ON)
-        calls = [] if spec["mode"] == STOCK else [{"path": "gvr_topk", "reason": "prefill", "count": 1}]
+        served = [] if spec["mode"] == STOCK else ["prefill", "prefill slices"]
+        calls = [{"path": "gvr_topk", "reason": reason, "count": 1} for reason in served]
         shape = {"rows": 9, "width": 40, "calls": 2}
         prefill = {"calls": 2, "rows": 18, "us": {STOCK: 9.0}.get(spec["mode"], 4.0), "shapes": [shape]}
         case = {"length": 40, "batch": 1, "prefill": None if spec["mode"] == COMPARE else prefill}
@@ -585,9 +668,9 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
     monkeypatch.setattr(vllm_trial.importlib.metadata, "version", lambda name: "0.33.0")
     out = tmp_path / "trial.json"
     command = ["vllm-trial", "--out", str(out), "--work", str(tmp_path / "w"), "--drafts", "1"]
-    command += ["--graphs", "full", "--parts", "cases"]
+    command += ["--graphs", "full", "--parts", "cases", "--slices", "--logits-mb", "96"]
     assert main(command) == code
-    assert seen == [(STOCK, "1"), (OURS, None), (COMPARE, None)]
+    assert seen == [(STOCK, "1", None, "96"), (OURS, None, "1", "96"), (COMPARE, None, "1", "96")]
     report = json.loads(out.read_text())
     assert report["format"] == "gvr_topk.vllm_trial/2" and report["machine"]["commit"]
     assert report["setup"]["shapes"] == V32 and "DeepSeek-V3.2's shapes" in report["what"]
@@ -596,5 +679,5 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
     case = {"graphs": "full", "drafts": 1, "length": 40, "batch": 1}
     assert report["prefill"] == ([] if fails else [case | times])
     said = capsys.readouterr().out
-    assert "compare_full_drafts1: 0 of 9 rows and 0 of 9 compared prefill rows differ" in said
+    assert "compare_full_drafts1_slices96: 0 of 9 rows and 0 of 9 compared prefill rows differ" in said
     assert ("exit status 1" in said) is fails
