@@ -30,6 +30,8 @@ def _small(monkeypatch):
         monkeypatch.delenv(name)
     monkeypatch.setenv("GVR_TOPK_VLLM_SLICES", "1")
     monkeypatch.setattr(slices, "ALIGNMENT", 16)
+    monkeypatch.setattr(slices, "ROWS_PER_MULTIPROCESSOR", 2)
+    monkeypatch.setattr(slices, "multiprocessors", lambda device: 2)
     with fake_vllm():
         yield
         integration.unregister()
@@ -114,6 +116,23 @@ def test_other_chunks_stay(scored, options):
         assert_exact(step, runner.topk, ours)
     assert SLICED not in calls()
     assert all(rows <= ROWS for rows, _ in scored)
+
+
+def test_a_builder_of_another_kind_keeps_its_chunks(scored, log):
+    """One line says so, once; and a splitter that is called outside of a build does what it did."""
+    integration.register()
+    runner = warmed()
+    chunks = runner.builder._split_indexer_prefill_chunks(
+        torch.tensor([KEYS]), torch.tensor([CHUNK]), 1, BUDGET
+    )
+    assert [part.stop - part.start for _, part in chunks] == [2, 2, 2, 2, 1]
+    del runner.builder.dcp_world_size
+    for _ in range(2):
+        assert_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
+        runner.builder.dcp_world_size = 1
+    assert SLICED not in calls() and max(rows for rows, width in scored if width == KEYS) == ROWS
+    said = [line for line in log if "prompts are not scored in slices: AttributeError" in line]
+    assert len(said) == 1
 
 
 def test_chunks_stay_until_asked_for(scored, monkeypatch):

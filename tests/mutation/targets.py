@@ -36,7 +36,11 @@ _OP_FILES = (
 )
 _WITHOUT_COMPILING = ("-k", "not opcheck and not compiled")
 _OPS = (*_OP_FILES, *_WITHOUT_COMPILING)
-_VLLM = ("test_integration_vllm.py", "-k", "not doctor and not register_imports and not entry_point")
+_VLLM_SLICES = "test_integration_vllm_slices.py"
+_VLLM = (
+    *("test_integration_vllm.py", _VLLM_SLICES),
+    *("-k", "not doctor and not register_imports and not entry_point"),
+)
 _VLLM_SAMPLER = (
     "test_integration_vllm_logprobs.py",
     "test_integration_vllm_sampler.py",
@@ -126,8 +130,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/integrations/sglang/sampler.py": ("test_sglang_sampler.py",),
     "gvr_topk/integrations/vllm/drafts.py": ("test_integration_vllm_drafts.py",),
     "gvr_topk/integrations/vllm/logprobs.py": ("test_integration_vllm_logprobs.py",),
-    "gvr_topk/integrations/vllm/plugin.py": ("test_integration_vllm.py", *_VLLM_SAMPLER),
+    "gvr_topk/integrations/vllm/plugin.py": ("test_integration_vllm.py", _VLLM_SLICES, *_VLLM_SAMPLER),
     "gvr_topk/integrations/vllm/sampler.py": _VLLM_SAMPLER[1:],
+    "gvr_topk/integrations/vllm/slices.py": (_VLLM_SLICES,),
 }
 """Tests of modules of the product, in `tests/cpu`, and options of pytest that choose among them."""
 

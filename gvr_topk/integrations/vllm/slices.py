@@ -23,6 +23,7 @@ from torch import Tensor
 
 from gvr_topk.integrations._kit.device import multiprocessors
 from gvr_topk.integrations._kit.log import Say, one_line
+from gvr_topk.integrations._kit.signatures import argument
 
 ATTRIBUTE = "gvr_topk_budget"
 """Name of the attribute of a batch's metadata that holds how many scores there may be at once."""
@@ -100,9 +101,7 @@ class DeferredScores:
     def slices(self) -> Iterator[tuple[int, Tensor]]:
         """Return first column and scores of each slice, which has to be dropped before the next one."""
         rows, keys = self.shape
-        most = max(self._budget // rows // ALIGNMENT, 1) * ALIGNMENT
-        width = -(-keys // -(-keys // most))
-        width = -(-width // ALIGNMENT) * ALIGNMENT
+        width = max(self._budget // rows // ALIGNMENT, 1) * ALIGNMENT
         begins = self._starts
         for column in range(0, keys, width):
             ends = torch.minimum(self._starts + (column + width), self._ends)
@@ -134,7 +133,7 @@ class SlicesHook:
         try:
             metadata = make()
         finally:
-            self._local.rows = 0
+            self._local.rows = 1
         if self._local.budget:
             setattr(metadata, ATTRIBUTE, self._local.budget)
         return metadata
@@ -143,19 +142,12 @@ class SlicesHook:
         """Wrap ``DeepseekV32IndexerMetadataBuilder._split_indexer_prefill_chunks``."""
 
         @functools.wraps(original)
-        def split(
-            compressed_seq_lens_cpu: Tensor,
-            prefill_query_lens_cpu: Tensor,
-            workspace_size: int,
-            max_logits_bytes: int,
-            request_offset: int = 0,
-        ) -> list[Chunk]:
-            lengths = (compressed_seq_lens_cpu, prefill_query_lens_cpu)
-            chunks = original(*lengths, workspace_size, max_logits_bytes, request_offset)
-            rows = getattr(self._local, "rows", 0)
-            full = full_chunks(chunks, rows) if rows else chunks
+        def split(*args: Any, **kwargs: Any) -> list[Chunk]:
+            chunks = original(*args, **kwargs)
+            full = full_chunks(chunks, getattr(self._local, "rows", 1))
             if full != chunks:
-                self._local.budget = max_logits_bytes // torch.float32.itemsize
+                size = argument(args, kwargs, 3, "max_logits_bytes", 0)
+                self._local.budget = size // torch.float32.itemsize
             return full
 
         return staticmethod(split)
@@ -183,23 +175,23 @@ class SlicesHook:
         return fp8_fp4_mqa_logits
 
     def _rows(self, builder: Any) -> int:
-        """Return how many rows fill the GPU; 0 where the chunks of a builder are to stay as they are.
+        """Return how many rows fill the GPU; 1 where the chunks of a builder are to stay as they are.
 
         Layers may score elsewhere. So the chunks are other ones once all layers of the builder have been seen
         to call the scorer that is wrapped.
         """
         layers = getattr(builder, "layer_names", ())
         if self._failed or not layers or not self._scored.issuperset(layers):
-            return 0
+            return 1
         try:
             model = builder.vllm_config.model_config.hf_text_config
             if builder.dcp_world_size > 1 or builder.use_pcp or getattr(model, "candidate_block_size", 0):
-                return 0
+                return 1
             return ROWS_PER_MULTIPROCESSOR * multiprocessors(builder.device)
         except Exception as error:  # the chunks can stay
             self._failed = True
             self._say("warning", f"prompts are not scored in slices: {one_line(error)}")
-            return 0
+            return 1
 
 
 def full_chunks(chunks: Sequence[Chunk], rows: int) -> list[Chunk]:
