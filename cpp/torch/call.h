@@ -40,6 +40,8 @@ T* pointer(const OptionalTensor& t) {
   return t.has_value() ? static_cast<T*>(t->data_ptr()) : nullptr;
 }
 
+inline Ids ids_of(const Tensor& t) { return {t.data_ptr(), t.scalar_type() == ScalarType::Long}; }
+
 inline int device_attribute(cudaDeviceAttr attribute, int device) {
   int value = 0;
   const cudaError_t status = cudaDeviceGetAttribute(&value, attribute, device);

@@ -65,8 +65,7 @@ void topk_logprobs(const TopkLogprobsArguments& a) {
   p.row.logits_stride = a.logits.stride(0);
   p.row.vectors_per_warp = plan.vectors_per_warp;
   p.n = static_cast<int32_t>(a.n);
-  p.sampled = a.sampled.data_ptr();
-  p.wide_sampled = a.sampled.scalar_type() == ScalarType::Long;
+  p.sampled = ids_of(a.sampled);
   p.ids = static_cast<int64_t*>(a.ids.data_ptr());
   p.logprobs = static_cast<float*>(a.logprobs.data_ptr());
   p.ids_stride = a.ids.stride(0);

@@ -310,7 +310,8 @@ def _sampling(case: Case, draw: Draw) -> Callable[[], Written]:
     logits, masks = _logits(case, draw), _masks(case, draw)
     if masks and case.poison != "none":
         logits.masked_fill_(~_allowed(case, **masks), float(case.poison))
-    slots = None if case.slots == "own" else _row_slots(case, rows + 2, draw)
+    ids = torch.int32 if case.narrow else torch.int64
+    slots = None if case.slots == "own" else _row_slots(case, rows + 2, draw).to(ids)
     parameters = _sample_parameters(case, rows if slots is None else rows + 2, draw)
     choices: dict[str, Any] = {
         "order": Order[case.order.upper()],
@@ -318,7 +319,7 @@ def _sampling(case: Case, draw: Draw) -> Callable[[], Written]:
         "logprob_mode": LogprobMode[case.logprob_mode.upper()],
         "options": FLAG_PDL * case.pdl,
     }
-    sampled = draw.integers(-1, case.width + 1, rows).to(torch.int32 if case.narrow else torch.int64)
+    sampled = draw.integers(-1, case.width + 1, rows).to(ids)
     read: dict[str, Any] = {"slots": slots, **masks, **parameters}
     on_cpu: dict[str, Any] = {
         name: value.cpu() if isinstance(value, Tensor) else value for name, value in read.items()

@@ -91,7 +91,7 @@ def sample(
         is. Off at 1 or more; 0 or less keeps one token.
     min_p : float, or Tensor, ``[rows]``, float32, default 0
         Keeps tokens with at least this share of the most probable one's mass. Off at 0 or less.
-    slots : Tensor, ``[rows]``, int32, optional
+    slots : Tensor, ``[rows]``, int32 or int64, optional
         Where the parameters of a row stand: `temperature`, `top_k`, `top_p`, `min_p` and `seeds` are then
         tensors ``[slots]`` (or numbers). A row whose slot is negative, or past their end, is skipped: its
         token is -1. `positions` stay those of rows.

@@ -212,7 +212,7 @@ def _slots(a: SampleArguments) -> Array:
         return np.arange(rows)
     slots = a.slots.numpy().astype(np.int64)
     counts = [tensor.shape[0] for name in SLOT_PARAMETERS if (tensor := getattr(a, name)) is not None]
-    return np.where(slots < min(counts, default=1 << 31), slots, -1)
+    return np.where(slots < min(counts, default=np.inf), slots, -1)
 
 
 def _parameter(a: SampleArguments, name: str, index: int) -> Any:

@@ -141,12 +141,14 @@ def test_the_number_of_rows_does_not_matter(rows: int) -> None:
 
 
 @pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("pinned", [False, True])
-def test_slots_and_masks(pinned: bool) -> None:
+def test_slots_and_masks(pinned: bool, dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(5)
     logits, parameters = 3 * torch.randn(ROWS, 50_257, generator=draw), drawn(9, draw)
     parameters["positions"] = torch.arange(ROWS)
-    slots = torch.tensor([8, -1, 0, 3, 9, 1, 1, 2, 4, 5, 6, 7], dtype=torch.int32)
+    outside = [-1, 9] if dtype == torch.int32 else [2 - 2**63, 2**32]  # whose lower halves are slots
+    slots = torch.tensor([8, outside[0], 0, 3, outside[1], 1, 1, 2, 4, 5, 6, 7], dtype=dtype)
     allow = torch.randint(-(2**31), 2**31, (3, -(-50_257 // 32)), generator=draw).to(torch.int32)
     allow[2] = 0
     masks = {"allow": allow, "allow_row": torch.tensor([0, 1, 2, -1] * 3, dtype=torch.int32)}

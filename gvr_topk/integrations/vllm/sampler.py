@@ -123,7 +123,7 @@ def parameters(call: SampleCall, slots: Tensor, positions: Tensor, **others: Any
         "top_k": states.top_k.gpu,
         "top_p": states.top_p.gpu,
         "min_p": states.min_p.gpu,
-        "slots": slots.to(torch.int32),
+        "slots": slots,
         "seeds": states.seeds.gpu,
         "positions": positions,
         "order": "vllm",
