@@ -49,8 +49,8 @@ inline int device_attribute(cudaDeviceAttr attribute, int device) {
   return value;
 }
 
-inline void check_on_gpu(const Tensor& logits) {
-  check(logits.is_cuda(), "logits: wanted a CUDA tensor, got one on another device");
+inline void check_on_gpu(const Tensor& t, const char* name = "logits") {
+  check(t.is_cuda(), name, ": wanted a CUDA tensor, got one on another device");
 }
 
 // What does not change of a GPU while a process runs.

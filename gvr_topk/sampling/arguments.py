@@ -99,6 +99,19 @@ class TopkLogprobsArguments(NamedTuple):
     ranks: Output
 
 
+class VerifyArguments(NamedTuple):
+    """One call of ``torch.ops.gvr_topk.verify``, in the order of its schema.
+
+    This is what `gvr_topk.sampling.verify` does behind the draw of the tokens `drawn`.
+    """
+
+    drawn: Tensor
+    draft_tokens: Tensor
+    starts: Tensor | None
+    tokens: Output
+    lengths: Output
+
+
 class ApplyLimitsArguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.apply_limits_``, in the order of its schema."""
 
@@ -294,15 +307,19 @@ def check_topk_logprobs(a: TopkLogprobsArguments) -> None:
     TOPK_LOGPROBS.memory(a)
 
 
-def check_verify(logits: Tensor, draft_tokens: Tensor, num_drafts: int, starts: Tensor | None) -> int:
-    """Refuse wrong arguments of `gvr_topk.sampling.verify`, and return `num_drafts` as an integer."""
-    VERIFY.rows(logits)
-    VERIFY.ids("draft_tokens", draft_tokens, logits, (logits.shape[0],))
-    num_drafts, rows = VERIFY.integer("num_drafts", num_drafts, 0, MAX_ROWS), logits.shape[0]
-    if starts is not None:
-        VERIFY.tensor("starts", starts, logits, torch.int32, (None,))
-        if starts.shape[0] == 0:
-            raise VERIFY.fail("starts", "at least one element", [0])
-    elif rows % (1 + num_drafts) != 0:
-        raise VERIFY.fail("logits", f"a multiple of 1 + num_drafts = {1 + num_drafts} rows", rows)
-    return num_drafts
+def check_verify(a: VerifyArguments) -> None:
+    """Refuse wrong arguments of a call of `verify` behind its draw."""
+    VERIFY.ids("drawn", a.drawn, a.drawn, (None,))
+    rows = a.drawn.shape[0]
+    VERIFY.ids("draft_tokens", a.draft_tokens, a.drawn, (rows,))
+    VERIFY.ids("tokens", a.tokens, a.drawn, (None, None))
+    requests, columns = a.tokens.shape
+    VERIFY.integer("requests", requests, 0, MAX_ROWS)
+    VERIFY.integer("num_drafts", columns - 1, 0, MAX_ROWS)
+    VERIFY.rows_apart("tokens", a.tokens, columns)
+    VERIFY.tensor("lengths", a.lengths, a.drawn, torch.int32, (requests,))
+    if a.starts is not None:
+        VERIFY.tensor("starts", a.starts, a.drawn, torch.int32, (requests + 1,))
+    if a.starts is None and rows != requests * columns:
+        raise VERIFY.fail("logits", f"1 + num_drafts = {columns} rows for each request", rows)
+    VERIFY.memory(a)

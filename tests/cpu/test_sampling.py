@@ -22,6 +22,7 @@ from gvr_topk.sampling.arguments import (
     RenormArguments,
     SampleArguments,
     TopkLogprobsArguments,
+    VerifyArguments,
 )
 from tests import sampling_oracle as oracle
 
@@ -311,10 +312,12 @@ def test_ops_trace_and_have_correct_schemas() -> None:
     sample(logits, top_k=3, seeds=0, positions=0, limits=limits)
     allow, out = torch.full((2, 1), 0b1111, dtype=torch.int32), torch.empty(2, 8)
     results = (torch.empty(2, 4, dtype=torch.int64), torch.empty(2, 4), torch.empty(2, dtype=torch.int64))
+    accepted = torch.empty(1, 2, dtype=torch.int64), torch.empty(1, dtype=torch.int32)
     calls: list[tuple[str, tuple[Any, ...]]] = [
         ("apply_limits_", ApplyLimitsArguments(logits.clone(), limits, allow)),
         ("renorm", RenormArguments(logits, limits, out)),
         ("topk_logprobs", TopkLogprobsArguments(logits, 3, torch.tensor([0, 7]), *results)),
+        ("verify", VerifyArguments(torch.tensor([3, 4]), torch.tensor([0, 3]), None, *accepted)),
         ("sample", SampleArguments(logits, torch.empty(2, dtype=torch.int64), limits=limits.clone())),
     ]
     for name, arguments in calls:

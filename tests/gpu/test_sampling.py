@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from gvr_topk.ops import launch
 from gvr_topk.sampling import sample, verify
+from tests.draft_cases import accepted, random_call, written
 
 INF, NAN = torch.inf, torch.nan
 COLUMNS = 300
@@ -207,6 +210,14 @@ def test_a_replayed_graph_verifies_drafts(ragged: bool) -> None:
         assert torch.equal(got.lengths.cpu(), wanted.lengths)
         lengths.update(wanted.lengths.tolist())
     assert len(lengths) > 2
+
+
+@pytest.mark.sanitizer
+def test_what_is_accepted_is_what_a_loop_over_tokens_accepts() -> None:
+    for seed in range(200):
+        call = random_call(np.random.default_rng(seed), "cuda")
+        launch(call)
+        assert written(call) == accepted(call), seed
 
 
 def test_wrong_arguments_are_refused_before_the_launch() -> None:

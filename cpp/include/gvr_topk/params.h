@@ -239,4 +239,16 @@ struct TopkLogprobsParams {
   int64_t* ranks;  // [rows]: how many values are at or above the given token's
 };
 
+// The parameters of a launch that accepts drafts.
+struct VerifyParams {
+  Ids drawn;              // [rows]: the token drawn of each row
+  Ids draft_tokens;       // [rows]: the token that stands at each row
+  const int32_t* starts;  // [requests + 1] or null (each has `columns` rows): first row of each request
+  Ids tokens;             // [requests, columns], `tokens_stride` elements between rows
+  int64_t tokens_stride;
+  int64_t rows;
+  int32_t requests, columns;
+  int32_t* lengths;  // [requests]
+};
+
 }  // namespace gvr_topk
