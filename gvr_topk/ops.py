@@ -228,7 +228,7 @@ def _launch(kind: type[Any], *given: Any) -> None:
         wrong = _argument_error(checks, arguments, str(error).split("\n", 1)[0])
         if wrong is not None:
             raise wrong from None
-        if isinstance(error, NotImplementedError) and arguments.logits.is_cuda:
+        if isinstance(error, NotImplementedError) and given[0].is_cuda:
             reason = "holds no such op: install the package again (pip install .)"
             raise LibraryError(f"{checks.op}: CUDA library: {_LIBRARY.path} {reason}") from error
         raise

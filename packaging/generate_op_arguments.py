@@ -26,6 +26,7 @@ CHECKS = """
 flag_bits rows_apart results score_rows scores lengths blocks_of_scores pages row_table
 _check_state check_decode _check_windows check_prefill check_prefill_slice check_blocks check_in_blocks
 rows optional mask limit_rows limits _check_outputs check_apply_limits check_topk_logprobs
+check_verify
 """
 """Methods and functions that C++ has, too. What they call besides is written by hand in both languages."""
 
@@ -34,7 +35,7 @@ PARAMETERS |= dict.fromkeys(("Tensor", "Tensor | None"), "TensorArgument")
 DTYPES = {"torch.int32": "Int", "torch.int64": "Long", "torch.float32": "Float"}
 SYMBOLS = {ast.And: "&&", ast.Or: "||", ast.Not: "!", ast.Invert: "~", ast.Lt: "<", ast.LtE: "<="}
 SYMBOLS |= {ast.Gt: ">", ast.Eq: "==", ast.NotEq: "!=", ast.Add: "+", ast.Sub: "-", ast.FloorDiv: "/"}
-SYMBOLS |= {ast.Mod: "%", ast.BitAnd: "&"}
+SYMBOLS |= {ast.Mult: "*", ast.Mod: "%", ast.BitAnd: "&"}
 
 
 class Argument(NamedTuple):

@@ -44,9 +44,11 @@ from gvr_topk.sampling.arguments import (
     APPLY_LIMITS,
     RENORM,
     TOPK_LOGPROBS,
+    VERIFY,
     ApplyLimitsArguments,
     RenormArguments,
     TopkLogprobsArguments,
+    VerifyArguments,
 )
 from gvr_topk.sampling.arithmetic import MAX_VOCABULARY
 
@@ -443,6 +445,12 @@ def topk_logprobs_arguments(device: str, changes: dict[str, Any]) -> TopkLogprob
     return call._replace(**changes)
 
 
+def verify_arguments(device: str, changes: dict[str, Any]) -> VerifyArguments:
+    """One valid call, some of its arguments replaced: two requests of two drafts."""
+    drawn, fed, tokens, lengths = (zeros(device, *shape) for shape in ((6,), (6,), (2, 3), (2,)))
+    return VerifyArguments(drawn, fed, None, tokens, lengths)._replace(**changes)
+
+
 WRONG_LOGITS: list[Row] = [
     *LOGITS,
     *(
@@ -485,6 +493,22 @@ WRONG_TOPK_LOGPROBS: list[Row] = [
     (f"logprobs: wanted {APART} 4 elements apart, got 0", f32(2, 4, strides=(0, 1))),
     shared("ranks", "ids", i64(2), i64(2, 4)),
 ]
+WRONG_VERIFY: list[Row] = [
+    ("drawn: wanted dtype int64 or int32, got float32", f32(6)),
+    ("drawn: wanted shape [any], got [6, 1]", i32(6, 1)),
+    ("draft_tokens: wanted shape [6], got [5]", i64(5)),
+    ("tokens: wanted shape [any, any], got [6]", i64(6)),
+    ("num_drafts: wanted 0 to 67108864, got -1", {"tokens": i32(2, 0)}),
+    ("requests: wanted 0 to 67108864, got 67108865", {"tokens": i32(2**26 + 1, 3, strides=(0, 1))}),
+    (f"tokens: wanted {APART} 3 elements apart, got 2", i32(2, 3, strides=(2, 1))),
+    ("lengths: wanted dtype int32, got int64", i64(2)),
+    ("starts: wanted shape [3], got [2]", i32(2)),
+    (
+        "logits: wanted 1 + num_drafts = 3 rows for each request, got 5",
+        {"drawn": i32(5), "draft_tokens": i32(5)},
+    ),
+    shared("tokens", "draft_tokens", i32(2, 3), i32(6)),
+]
 
 
 @dataclass(frozen=True)
@@ -507,6 +531,7 @@ OPS = {
     "apply_limits_": WrongCalls(APPLY_LIMITS, apply_limits_arguments, WRONG_APPLY_LIMITS),
     "renorm": WrongCalls(RENORM, renorm_arguments, WRONG_RENORM),
     "topk_logprobs": WrongCalls(TOPK_LOGPROBS, topk_logprobs_arguments, WRONG_TOPK_LOGPROBS),
+    "verify": WrongCalls(VERIFY, verify_arguments, WRONG_VERIFY),
 }
 
 

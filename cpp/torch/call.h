@@ -40,6 +40,8 @@ T* pointer(const OptionalTensor& t) {
   return t.has_value() ? static_cast<T*>(t->data_ptr()) : nullptr;
 }
 
+inline Ids ids_of(const Tensor& t) { return {t.data_ptr(), t.scalar_type() == ScalarType::Long}; }
+
 inline int device_attribute(cudaDeviceAttr attribute, int device) {
   int value = 0;
   const cudaError_t status = cudaDeviceGetAttribute(&value, attribute, device);
@@ -47,8 +49,8 @@ inline int device_attribute(cudaDeviceAttr attribute, int device) {
   return value;
 }
 
-inline void check_on_gpu(const Tensor& logits) {
-  check(logits.is_cuda(), "logits: wanted a CUDA tensor, got one on another device");
+inline void check_on_gpu(const Tensor& t, const char* name = "logits") {
+  check(t.is_cuda(), name, ": wanted a CUDA tensor, got one on another device");
 }
 
 // What does not change of a GPU while a process runs.

@@ -149,12 +149,13 @@ inline void check_tensor(const char* name, TensorArgument t, TensorArgument like
   check(t->size(last) <= 1 || t->stride(last) == 1, name, ": wanted inner stride 1, got ", t->stride(last));
 }
 
-// Checks a tensor of one token for each row, of one of two dtypes.
-inline void check_tokens(const char* name, TensorArgument t, TensorArgument like) {
+// Checks a tensor of tokens or slots, of one of two dtypes.
+inline void check_ids(const char* name, TensorArgument t, TensorArgument like,
+                      std::initializer_list<int64_t> shape) {
   const ScalarType dtype = t->scalar_type();
   check(dtype == ScalarType::Long || dtype == ScalarType::Int, name, ": wanted dtype int64 or int32, got ",
         name_of(dtype));
-  check_tensor(name, t, like, dtype, {like->size(0)});
+  check_tensor(name, t, like, dtype, shape);
 }
 
 inline void check_contiguous(const char* name, TensorArgument t) {

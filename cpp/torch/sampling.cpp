@@ -54,8 +54,9 @@ bool may_stream(const SampleParams& p, int32_t element_bytes) {
 
 void check_sample(const SampleArguments& a) {
   check_rows(a.logits);
-  check_tokens("out", a.out, a.logits);
-  check_optional("slots", a.slots, a.logits, ScalarType::Int);
+  const int64_t rows = a.logits.size(0);
+  check_ids("out", a.out, a.logits, {rows});
+  if (a.slots) check_ids("slots", a.slots, a.logits, {rows});
   check_mask(a);
   check_outputs(a);
   check_memory(a);
@@ -80,7 +81,7 @@ void sample(const SampleArguments& a) {
   p.logits = a.logits.data_ptr();
   p.logits_stride = a.logits.stride(0);
   p.vectors_per_warp = plan.vectors_per_warp;
-  p.row_slot = pointer<int32_t>(a.slots);
+  if (a.slots) p.row_slot = ids_of(*a.slots);
   const int64_t count = parameters_of(a);
   p.num_slots = count == kAny ? INT64_MAX : count;
   p.temperature = {parameter_pointer<float>(a.temperature, "temperature", a.logits, ScalarType::Float, count),
@@ -101,8 +102,7 @@ void sample(const SampleArguments& a) {
   p.order = static_cast<FilterOrder>(a.order);
   p.gumbel = a.noise == 1;
   p.raw_logprobs = a.logprob_mode == 0;
-  p.wide_out = a.out.scalar_type() == ScalarType::Long;
-  p.out = a.out.data_ptr();
+  p.out = ids_of(a.out);
   p.logprobs = pointer<float>(a.logprobs);
   p.ranks = pointer<int64_t>(a.ranks);
   p.kept = pointer<int32_t>(a.kept);
@@ -123,7 +123,7 @@ void sample(const SampleArguments& a) {
     pending = make_workspace(p.rows, device);
     p.pending = static_cast<int32_t*>(pending->data_ptr());
     p.one_kind = p.temperature.each == nullptr && p.top_k.each == nullptr && p.top_p.each == nullptr &&
-                 p.min_p.each == nullptr && p.row_slot == nullptr;
+                 p.min_p.each == nullptr && p.row_slot.data == nullptr;
   }
   const cudaError_t status = launch_sample(p, plan, (a.options & kFlagPdl) != 0, target.stream);
   require(status == cudaSuccess, "gvr_topk: launch of ", plan.ctas, " CTAs per row on ",

@@ -1,5 +1,5 @@
-// The CUDA implementations of apply_limits_, renorm and topk_logprobs over libtorch's stable ABI. The
-// schemas, the fake kernels and the CPU implementations are in Python.
+// The CUDA implementations of apply_limits_, renorm, topk_logprobs and verify over libtorch's stable
+// ABI. The schemas, the fake kernels and the CPU implementations are in Python.
 #include <torch/csrc/stable/library.h>
 
 #include "call.h"
@@ -65,8 +65,7 @@ void topk_logprobs(const TopkLogprobsArguments& a) {
   p.row.logits_stride = a.logits.stride(0);
   p.row.vectors_per_warp = plan.vectors_per_warp;
   p.n = static_cast<int32_t>(a.n);
-  p.sampled = a.sampled.data_ptr();
-  p.wide_sampled = a.sampled.scalar_type() == ScalarType::Long;
+  p.sampled = ids_of(a.sampled);
   p.ids = static_cast<int64_t*>(a.ids.data_ptr());
   p.logprobs = static_cast<float*>(a.logprobs.data_ptr());
   p.ids_stride = a.ids.stride(0);
@@ -78,6 +77,28 @@ void topk_logprobs(const TopkLogprobsArguments& a) {
           target.context.sm_count, " SMs failed: ", cudaGetErrorString(status));
 }
 
+void verify(const VerifyArguments& a) {
+  const CheckedOp op("verify");
+  check_on_gpu(a.drawn, "drawn");
+  check_arguments(a);
+  VerifyParams p{};
+  p.drawn = ids_of(a.drawn);
+  p.draft_tokens = ids_of(a.draft_tokens);
+  p.starts = pointer<const int32_t>(a.starts);
+  p.tokens = ids_of(a.tokens);
+  p.tokens_stride = a.tokens.stride(0);
+  p.rows = a.drawn.size(0);
+  p.requests = static_cast<int32_t>(a.tokens.size(0));
+  p.columns = static_cast<int32_t>(a.tokens.size(1));
+  p.lengths = static_cast<int32_t*>(a.lengths.data_ptr());
+  const int device = a.drawn.get_device();
+  const DeviceGuard guard(device);
+  const CallTarget target(device);
+  if (p.requests == 0) return;
+  const cudaError_t status = launch_verify(p, target.stream);
+  require(status == cudaSuccess, "gvr_topk: launch failed: ", cudaGetErrorString(status));
+}
+
 }  // namespace
 }  // namespace gvr_topk
 
@@ -85,4 +106,5 @@ STABLE_TORCH_LIBRARY_IMPL(gvr_topk, CUDA, m) {
   m.impl("apply_limits_", TORCH_BOX(&gvr_topk::ApplyLimitsArguments::call<&gvr_topk::apply_limits>));
   m.impl("renorm", TORCH_BOX(&gvr_topk::RenormArguments::call<&gvr_topk::renorm>));
   m.impl("topk_logprobs", TORCH_BOX(&gvr_topk::TopkLogprobsArguments::call<&gvr_topk::topk_logprobs>));
+  m.impl("verify", TORCH_BOX(&gvr_topk::VerifyArguments::call<&gvr_topk::verify>));
 }

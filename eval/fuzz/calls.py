@@ -57,6 +57,7 @@ from gvr_topk.sampling.arguments import (
     RenormArguments,
     SampleArguments,
     TopkLogprobsArguments,
+    VerifyArguments,
 )
 from gvr_topk.state import TopkState
 
@@ -310,7 +311,8 @@ def _sampling(case: Case, draw: Draw) -> Callable[[], Written]:
     logits, masks = _logits(case, draw), _masks(case, draw)
     if masks and case.poison != "none":
         logits.masked_fill_(~_allowed(case, **masks), float(case.poison))
-    slots = None if case.slots == "own" else _row_slots(case, rows + 2, draw)
+    ids = torch.int32 if case.narrow else torch.int64
+    slots = None if case.slots == "own" else _row_slots(case, rows + 2, draw).to(ids)
     parameters = _sample_parameters(case, rows if slots is None else rows + 2, draw)
     choices: dict[str, Any] = {
         "order": Order[case.order.upper()],
@@ -318,7 +320,7 @@ def _sampling(case: Case, draw: Draw) -> Callable[[], Written]:
         "logprob_mode": LogprobMode[case.logprob_mode.upper()],
         "options": FLAG_PDL * case.pdl,
     }
-    sampled = draw.integers(-1, case.width + 1, rows).to(torch.int32 if case.narrow else torch.int64)
+    sampled = draw.integers(-1, case.width + 1, rows).to(ids)
     read: dict[str, Any] = {"slots": slots, **masks, **parameters}
     on_cpu: dict[str, Any] = {
         name: value.cpu() if isinstance(value, Tensor) else value for name, value in read.items()
@@ -336,6 +338,11 @@ def _sampling(case: Case, draw: Draw) -> Callable[[], Written]:
         torch.empty(rows, dtype=torch.int64),
     ]
     reference.topk_logprobs(TopkLogprobsArguments(there, case.n, sampled.cpu(), *best))
+    fed = torch.where(draw.uniform(rows) < 0.8, wanted["out"].to(device).roll(1), sampled)
+    requests = 1 + rows // 4
+    starts = draw.integers(-2, rows + 3, requests + 1).sort().values.to(torch.int32)
+    verified = [torch.empty(requests, 1 + case.n % 40, dtype=ids), torch.empty(requests, dtype=torch.int32)]
+    reference.verify(VerifyArguments(wanted["out"], fed.cpu(), starts.cpu(), *verified))
     expected_masked = _like(logits, masked)
     integers = {4: torch.int32, 2: torch.int16}[logits.itemsize]
 
@@ -350,6 +357,9 @@ def _sampling(case: Case, draw: Draw) -> Callable[[], Written]:
         ranked = [_guarded_words(value, device) for value in best]
         launch(TopkLogprobsArguments(logits, case.n, sampled, *(result for result, _, _ in ranked)))
         results |= zip(("largest", "their log-probabilities", "rank"), ranked, strict=True)
+        accepted = [_guarded_words(value, device) for value in verified]
+        launch(VerifyArguments(outputs["out"], fed, starts, *(result for result, _, _ in accepted)))
+        results |= zip(("accepted tokens", "their number"), accepted, strict=True)
         here = _like(logits, logits)
         launch(ApplyLimitsArguments(here, outputs["limits"], **masks))
         yield from ((name, got, expected) for name, (_, got, expected) in results.items())

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from gvr_topk.constants import FLAG_PDL
+from gvr_topk.constants import FLAG_PDL, MAX_ROWS
 from gvr_topk.ops import Op, launch, register
 from gvr_topk.sampling import reference
 from gvr_topk.sampling.arguments import (
@@ -24,6 +23,7 @@ from gvr_topk.sampling.arguments import (
     RENORM,
     SAMPLE,
     TOPK_LOGPROBS,
+    VERIFY,
     ApplyLimitsArguments,
     Flag,
     LogprobMode,
@@ -32,6 +32,7 @@ from gvr_topk.sampling.arguments import (
     RenormArguments,
     SampleArguments,
     TopkLogprobsArguments,
+    VerifyArguments,
     check_apply_limits,
     check_renorm,
     check_sample,
@@ -91,7 +92,7 @@ def sample(
         is. Off at 1 or more; 0 or less keeps one token.
     min_p : float, or Tensor, ``[rows]``, float32, default 0
         Keeps tokens with at least this share of the most probable one's mass. Off at 0 or less.
-    slots : Tensor, ``[rows]``, int32, optional
+    slots : Tensor, ``[rows]``, int32 or int64, optional
         Where the parameters of a row stand: `temperature`, `top_k`, `top_p`, `min_p` and `seeds` are then
         tensors ``[slots]`` (or numbers). A row whose slot is negative, or past their end, is skipped: its
         token is -1. `positions` stay those of rows.
@@ -257,21 +258,19 @@ def verify(
     >>> lengths
     tensor([3, 1], dtype=torch.int32)
     """
-    num_drafts = check_verify(logits, draft_tokens, num_drafts, starts)
-    rows, device = logits.shape[0], logits.device
+    num_drafts = VERIFY.integer("num_drafts", num_drafts, 0, MAX_ROWS)
     drawn = sample(logits, **parameters)
     if starts is None:
-        starts = torch.arange(0, rows + 1, 1 + num_drafts, device=device)
-    row = starts[:-1, None] + torch.arange(1 + num_drafts, device=device)
-    inside = (row >= 0) & (row < starts[1:, None].clamp(max=rows))
-    if rows == 0:  # so that there is one to read
-        drawn, draft_tokens = pad(drawn, (0, 1)), pad(draft_tokens, (0, 1))
-    row.clamp_(0, max(rows - 1, 0))
-    tokens, drafts = drawn[row], draft_tokens[row]
-    stays = inside & (tokens >= 0)
-    stays[:, 1:].logical_and_(tokens[:, :-1] == drafts[:, 1:])
-    stays = stays.cumprod(1, dtype=torch.int32)
-    return Verified(tokens.masked_fill(stays == 0, -1), stays.sum(1, dtype=torch.int32))
+        requests = drawn.shape[0] // (1 + num_drafts)
+    else:
+        VERIFY.dense("starts", starts)
+        requests = max(starts.numel() - 1, 0)
+    results = Verified(
+        torch.empty((requests, 1 + num_drafts), dtype=drawn.dtype, device=drawn.device),
+        torch.empty(requests, dtype=torch.int32, device=drawn.device),
+    )
+    launch(VerifyArguments(drawn, draft_tokens, starts, *results))
+    return results
 
 
 def apply_limits_(
@@ -406,5 +405,6 @@ for _checks, _kind, _check, _serve in (
     (APPLY_LIMITS, ApplyLimitsArguments, check_apply_limits, reference.apply_limits_),
     (RENORM, RenormArguments, check_renorm, reference.renorm),
     (TOPK_LOGPROBS, TopkLogprobsArguments, check_topk_logprobs, reference.topk_logprobs),
+    (VERIFY, VerifyArguments, check_verify, reference.verify),
 ):
     register(Op(_checks, _kind, _check, _on_cpu(_check, _serve)))

@@ -99,6 +99,19 @@ class TopkLogprobsArguments(NamedTuple):
     ranks: Output
 
 
+class VerifyArguments(NamedTuple):
+    """One call of ``torch.ops.gvr_topk.verify``, in the order of its schema.
+
+    This is what `gvr_topk.sampling.verify` does behind the draw of the tokens `drawn`.
+    """
+
+    drawn: Tensor
+    draft_tokens: Tensor
+    starts: Tensor | None
+    tokens: Output
+    lengths: Output
+
+
 class ApplyLimitsArguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.apply_limits_``, in the order of its schema."""
 
@@ -154,11 +167,11 @@ class SamplingChecks(Checks):
             raise self.fail(name, " or ".join(repr(one.lower()) for one in members), repr(value))
         return int(member)
 
-    def tokens(self, name: str, tensor: Any, like: Tensor) -> None:
-        """Check a tensor of one token for each row, without gaps, of one of two dtypes."""
+    def ids(self, name: str, tensor: Any, like: Tensor, shape: tuple[int | None, ...]) -> None:
+        """Check a tensor of tokens or slots, without gaps, of one of two dtypes."""
         if isinstance(tensor, Tensor) and tensor.dtype not in (torch.int64, torch.int32):
             raise self.fail(name, "dtype int64 or int32", str(tensor.dtype).removeprefix("torch."))
-        self.tensor(name, tensor, like, getattr(tensor, "dtype", torch.int64), (like.shape[0],))
+        self.tensor(name, tensor, like, getattr(tensor, "dtype", torch.int64), shape)
 
     def optional(self, name: str, tensor: Tensor | None, like: Tensor, dtype: torch.dtype) -> None:
         """Check an optional tensor with a number for each row."""
@@ -211,8 +224,10 @@ def fields_of(**parameters: Any) -> dict[str, Any]:
 def check_sample(a: SampleArguments) -> None:
     """Refuse wrong arguments of a call of the sampler."""
     SAMPLE.rows(a.logits)
-    SAMPLE.tokens("out", a.out, a.logits)
-    SAMPLE.optional("slots", a.slots, a.logits, torch.int32)
+    rows = a.logits.shape[0]
+    SAMPLE.ids("out", a.out, a.logits, (rows,))
+    if a.slots is not None:
+        SAMPLE.ids("slots", a.slots, a.logits, (rows,))
     SAMPLE.optional("positions", a.positions, a.logits, torch.int64)
     _check_parameters(a)
     SAMPLE.mask(a)
@@ -283,7 +298,7 @@ def check_topk_logprobs(a: TopkLogprobsArguments) -> None:
     TOPK_LOGPROBS.rows(a.logits)
     rows, width = a.logits.shape
     TOPK_LOGPROBS.integer("n", a.n, 0, width)
-    TOPK_LOGPROBS.tokens("sampled", a.sampled, a.logits)
+    TOPK_LOGPROBS.ids("sampled", a.sampled, a.logits, (rows,))
     TOPK_LOGPROBS.tensor("ids", a.ids, a.logits, torch.int64, (rows, a.n + 1))
     TOPK_LOGPROBS.tensor("logprobs", a.logprobs, a.logits, torch.float32, (rows, a.n + 1))
     TOPK_LOGPROBS.tensor("ranks", a.ranks, a.logits, torch.int64, (rows,))
@@ -292,15 +307,19 @@ def check_topk_logprobs(a: TopkLogprobsArguments) -> None:
     TOPK_LOGPROBS.memory(a)
 
 
-def check_verify(logits: Tensor, draft_tokens: Tensor, num_drafts: int, starts: Tensor | None) -> int:
-    """Refuse wrong arguments of `gvr_topk.sampling.verify`, and return `num_drafts` as an integer."""
-    VERIFY.rows(logits)
-    VERIFY.tokens("draft_tokens", draft_tokens, logits)
-    num_drafts, rows = VERIFY.integer("num_drafts", num_drafts, 0, MAX_ROWS), logits.shape[0]
-    if starts is not None:
-        VERIFY.tensor("starts", starts, logits, torch.int32, (None,))
-        if starts.shape[0] == 0:
-            raise VERIFY.fail("starts", "at least one element", [0])
-    elif rows % (1 + num_drafts) != 0:
-        raise VERIFY.fail("logits", f"a multiple of 1 + num_drafts = {1 + num_drafts} rows", rows)
-    return num_drafts
+def check_verify(a: VerifyArguments) -> None:
+    """Refuse wrong arguments of a call of `verify` behind its draw."""
+    VERIFY.ids("drawn", a.drawn, a.drawn, (None,))
+    rows = a.drawn.shape[0]
+    VERIFY.ids("draft_tokens", a.draft_tokens, a.drawn, (rows,))
+    VERIFY.ids("tokens", a.tokens, a.drawn, (None, None))
+    requests, columns = a.tokens.shape
+    VERIFY.integer("requests", requests, 0, MAX_ROWS)
+    VERIFY.integer("num_drafts", columns - 1, 0, MAX_ROWS)
+    VERIFY.rows_apart("tokens", a.tokens, columns)
+    VERIFY.tensor("lengths", a.lengths, a.drawn, torch.int32, (requests,))
+    if a.starts is not None:
+        VERIFY.tensor("starts", a.starts, a.drawn, torch.int32, (requests + 1,))
+    if a.starts is None and rows != requests * columns:
+        raise VERIFY.fail("logits", f"1 + num_drafts = {columns} rows for each request", rows)
+    VERIFY.memory(a)

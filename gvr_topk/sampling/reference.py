@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gvr_topk.sampling import arithmetic as numbers
 from gvr_topk.sampling.arguments import (
@@ -25,6 +26,7 @@ from gvr_topk.sampling.arguments import (
     RenormArguments,
     SampleArguments,
     TopkLogprobsArguments,
+    VerifyArguments,
 )
 from gvr_topk.sampling.arithmetic import Array
 
@@ -212,7 +214,7 @@ def _slots(a: SampleArguments) -> Array:
         return np.arange(rows)
     slots = a.slots.numpy().astype(np.int64)
     counts = [tensor.shape[0] for name in SLOT_PARAMETERS if (tensor := getattr(a, name)) is not None]
-    return np.where(slots < min(counts, default=1 << 31), slots, -1)
+    return np.where(slots < min(counts, default=np.inf), slots, -1)
 
 
 def _parameter(a: SampleArguments, name: str, index: int) -> Any:
@@ -304,6 +306,21 @@ def renorm(a: RenormArguments) -> None:
         mass = numbers.masses(distance, numbers.mass_scale(temperature))
         total = int(words[6]) | int(words[7]) << 32
         a.out[r, torch.from_numpy(inside)] = torch.from_numpy((mass / np.float64(total)).astype(np.float32))
+
+
+def verify(a: VerifyArguments) -> None:
+    """Accept the drafts of one call of `gvr_topk.sampling.verify`; CPU tensors only, checked already."""
+    rows, columns = a.drawn.shape[0], a.tokens.shape[1]
+    starts = torch.arange(0, rows + 1, columns) if a.starts is None else a.starts
+    row = starts[:-1, None] + torch.arange(columns)
+    inside = (row >= 0) & (row < starts[1:, None].clamp(max=rows))
+    row = row.where(inside, rows)  # behind all rows, where no token stands
+    tokens, drafts = (pad(ids, (0, 1), value=-1)[row] for ids in (a.drawn, a.draft_tokens))
+    stays = tokens >= 0
+    stays[:, 1:].logical_and_(tokens[:, :-1] == drafts[:, 1:])
+    stays = stays.cumprod(1)
+    a.tokens.copy_(tokens.where(stays > 0, -1))
+    a.lengths.copy_(stays.sum(1))
 
 
 def topk_logprobs(a: TopkLogprobsArguments) -> None:

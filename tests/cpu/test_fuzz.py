@@ -208,6 +208,8 @@ SAMPLED = {
     "largest": ("TopkLogprobsArguments", "ids"),
     "their log-probabilities": ("TopkLogprobsArguments", "logprobs"),
     "rank": ("TopkLogprobsArguments", "ranks"),
+    "accepted tokens": ("VerifyArguments", "tokens"),
+    "their number": ("VerifyArguments", "lengths"),
 }
 
 

@@ -27,6 +27,7 @@ BELOW = {
     "sampling_limits": {"ptx", "core"},
     "sampling_stream": {"ptx", "core", "sampling"},
     "topk_logprobs": {"ptx", "core", "sampling"},
+    "verify": {"ptx", "core"},
 }
 """Folders that the files of a folder may include, beside its own."""
 KERNEL_FOLDERS = [folder for folder in BELOW if folder not in ("ptx", "core", "cluster")]

@@ -128,7 +128,7 @@ def test_what_the_op_is_given(log: list[str], monkeypatch: pytest.MonkeyPatch) -
     for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
         assert given[name] is getattr(one.sampling_states, name).gpu
     assert given["positions"].tolist() == [7, 8, 9, 10, 20, 21]
-    assert given["slots"].tolist() == [4, 4, 4, 4, 5, 5] and given["slots"].dtype == torch.int32
+    assert given["slots"] is inputs.expanded_idx_mapping and given["slots"].tolist() == [4, 4, 4, 4, 5, 5]
     assert (given["order"], given["noise"], given["limits"]) == ("vllm", "murmur", None)
 
 

@@ -84,7 +84,7 @@ def test_what_the_op_is_given(log: list[str], monkeypatch: pytest.MonkeyPatch) -
     assert given["logits"] is processed is logits and tokens.dtype == torch.int64
     for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
         assert given[name] is getattr(one.sampling_states, name).gpu
-    assert given["positions"].tolist() == [8, 10] and given["slots"].dtype == torch.int32
+    assert given["positions"].tolist() == [8, 10] and given["slots"] is inputs.expanded_idx_mapping
     assert (given["order"], given["noise"]) == ("vllm", "murmur")
     assert one(logits, inputs).sampled_token_ids[:, 0].tolist() == tokens.tolist()
 

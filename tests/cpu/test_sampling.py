@@ -22,6 +22,7 @@ from gvr_topk.sampling.arguments import (
     RenormArguments,
     SampleArguments,
     TopkLogprobsArguments,
+    VerifyArguments,
 )
 from tests import sampling_oracle as oracle
 
@@ -240,24 +241,27 @@ def test_a_row_depends_on_nothing_around_it(noise: str) -> None:
         assert all(torch.equal(alone[name][0], tensor[r]) for name, tensor in together.items())
 
 
-def test_slots() -> None:
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_slots(dtype: torch.dtype) -> None:
     logits = rows_of_all_kinds()
     rows = len(logits)
     rng = np.random.default_rng(9)
     parameters = settings(rng, rows, logits.numpy())
     expected = outputs(rows)
     sample(logits, **parameters, **expected)
-    slots = torch.from_numpy(rng.permutation(rows + 6)[:rows].astype(np.int32))
+    slots = torch.from_numpy(rng.permutation(rows + 6)[:rows]).to(dtype)
     by_slot = {}
     for name, tensor in parameters.items():
         by_slot[name] = tensor if name == "positions" else torch.zeros(rows + 6, dtype=tensor.dtype)
         if name != "positions":
-            by_slot[name][slots.long()] = tensor
+            by_slot[name][slots] = tensor
     got = outputs(rows)
     sample(logits, slots=slots, **by_slot, **got)
     assert all(torch.equal(got[name], expected[name]) for name in got)
     skipped = torch.arange(rows) % 3 == 0
-    outside = torch.tensor([-1, rows + 6, 2**31 - 1, -(2**31)], dtype=torch.int32)
+    ends = torch.iinfo(dtype)
+    # A slot of 64 bits whose lower 32 are another one.
+    outside = torch.tensor([-1, rows + 6, ends.max, ends.min, min(2**32, ends.max), 2 - ends.max]).to(dtype)
     slots[skipped] = outside.repeat(rows)[: int(skipped.sum())]
     got = outputs(rows)
     sample(logits, slots=slots, **by_slot, **got)
@@ -308,10 +312,12 @@ def test_ops_trace_and_have_correct_schemas() -> None:
     sample(logits, top_k=3, seeds=0, positions=0, limits=limits)
     allow, out = torch.full((2, 1), 0b1111, dtype=torch.int32), torch.empty(2, 8)
     results = (torch.empty(2, 4, dtype=torch.int64), torch.empty(2, 4), torch.empty(2, dtype=torch.int64))
+    accepted = torch.empty(1, 2, dtype=torch.int64), torch.empty(1, dtype=torch.int32)
     calls: list[tuple[str, tuple[Any, ...]]] = [
         ("apply_limits_", ApplyLimitsArguments(logits.clone(), limits, allow)),
         ("renorm", RenormArguments(logits, limits, out)),
         ("topk_logprobs", TopkLogprobsArguments(logits, 3, torch.tensor([0, 7]), *results)),
+        ("verify", VerifyArguments(torch.tensor([3, 4]), torch.tensor([0, 3]), None, *accepted)),
         ("sample", SampleArguments(logits, torch.empty(2, dtype=torch.int64), limits=limits.clone())),
     ]
     for name, arguments in calls:
@@ -392,7 +398,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("min_p", torch.zeros(4)[::2], "inner stride 1, got 2"),
     ("seeds", IDS, "dtype int64, got int32"),
     ("positions", IDS, "dtype int64, got int32"),
-    ("slots", ROW[0, :2], "dtype int32, got float32"),
+    ("slots", ROW[0, :2], "dtype int64 or int32, got float32"),
     ("order", "sglang", f"{NAMES}, got 'sglang'"),
     ("noise", 1, "'cdf' or 'murmur', got 1"),
     ("logprob_mode", "VLLM", "'raw' or 'processed', got 'VLLM'"),

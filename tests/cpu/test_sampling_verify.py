@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from gvr_topk.ops import launch
 from gvr_topk.sampling import arithmetic, sample, verify
 from tests import sampling_oracle as oracle
+from tests.draft_cases import accepted, random_call, written
 
 WIDTH = 16
 Law = dict[tuple[int, ...], Fraction]
@@ -220,6 +222,18 @@ def test_what_is_accepted(
     assert greedy(drafts, num_drafts, **given) == (tokens, lengths)
 
 
+def test_what_is_accepted_is_what_a_loop_over_tokens_accepts() -> None:
+    """Starts outside of all rows, decreasing ones and none; tokens of skipped rows; ids of both dtypes."""
+    seen, kinds = set[int](), set[tuple[Any, ...]]()
+    for seed in range(600):
+        call = random_call(np.random.default_rng(seed))
+        launch(call)
+        assert written(call) == accepted(call), seed
+        seen.update(call.lengths.tolist())
+        kinds.add((*(ids.dtype for ids in (call.drawn, call.draft_tokens, call.tokens)), call.starts is None))
+    assert {0, 1, 2, 33, 70}.issubset(seen) and len(kinds) == 16
+
+
 def test_no_rows() -> None:
     for starts, requests in ((None, 0), (torch.zeros(3, dtype=torch.int32), 2)):
         got = verify(torch.zeros(0, 4), torch.zeros(0).long(), 1, starts=starts, seeds=0, positions=0)
@@ -253,16 +267,17 @@ def test_nothing_is_read_on_the_host() -> None:
 
 LOGITS, DRAFTS = torch.zeros(6, 8), torch.zeros(6, dtype=torch.int64)
 WRONG: list[tuple[str, Any, str]] = [
-    ("logits", DRAFTS, "dtype float32, bfloat16 or float16, got int64"),
-    ("logits", LOGITS[:5], "a multiple of 1 + num_drafts = 3 rows, got 5"),
+    ("logits", LOGITS[:5], "1 + num_drafts = 3 rows for each request, got 5"),
     ("draft_tokens", [0] * 6, "a Tensor, got list"),
     ("draft_tokens", LOGITS[:, 0].contiguous(), "dtype int64 or int32, got float32"),
     ("draft_tokens", DRAFTS.view(2, 3), "shape [6], got [2, 3]"),
     ("num_drafts", -1, "0 to 67108864, got -1"),
     ("num_drafts", 2.0, "an integer, got 2.0"),
     ("starts", DRAFTS, "dtype int32, got int64"),
-    ("starts", DRAFTS.int().view(2, 3), "shape [any], got [2, 3]"),
-    ("starts", DRAFTS[:0].int(), "at least one element, got [0]"),
+    ("starts", DRAFTS.int().view(2, 3), "shape [6], got [2, 3]"),
+    ("starts", DRAFTS[0].int(), "shape [1], got []"),
+    ("starts", DRAFTS[:0].int(), "shape [1], got [0]"),
+    ("starts", [0, 6], "a Tensor, got list"),
 ]
 
 
@@ -275,6 +290,8 @@ def test_wrong_arguments(name: str, value: Any, message: str) -> None:
         verify(**call, seeds=0, positions=0)
 
 
-def test_parameters_are_checked_as_those_of_sample() -> None:
+def test_logits_and_parameters_are_checked_as_those_of_sample() -> None:
+    with pytest.raises(ValueError, match=r"^gvr_topk.sample: logits: wanted dtype float32, .* got int64$"):
+        verify(DRAFTS, DRAFTS, 2, seeds=0, positions=0)
     with pytest.raises(ValueError, match=r"^gvr_topk.sample: top_p: wanted shape \[6\], got \[2\]$"):
         verify(LOGITS, DRAFTS, 2, seeds=0, positions=0, top_p=torch.ones(2))

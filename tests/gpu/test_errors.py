@@ -40,6 +40,7 @@ OF_PREFILL = ["row_starts", "row_ends", "row_request", "offsets", "page_table"]
         *(("prefill", name) for name in (*OF_PREFILL, "out", "counts", "slots", "stats")),
         *(("decode", name) for name in ("seq_lens", "out", "state")),
         ("in_blocks", "blocks"),
+        *(("verify", name) for name in ("draft_tokens", "tokens", "lengths")),
     ],
 )
 def test_every_tensor_is_on_the_device_of_the_scores(op: str, name: str) -> None:

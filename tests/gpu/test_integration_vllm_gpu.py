@@ -172,7 +172,7 @@ def test_drafts(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
         }
         rows = draft_batch(places, [5] * 12, [[0] * steps] * 12)
         parameters |= {
-            "slots": rows.expanded_idx_mapping.int(),
+            "slots": rows.expanded_idx_mapping,
             "positions": rows.positions,
             "noise": "murmur",
         }

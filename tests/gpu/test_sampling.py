@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from gvr_topk.ops import launch
 from gvr_topk.sampling import sample, verify
+from tests.draft_cases import accepted, random_call, written
 
 INF, NAN = torch.inf, torch.nan
 COLUMNS = 300
@@ -141,12 +144,14 @@ def test_the_number_of_rows_does_not_matter(rows: int) -> None:
 
 
 @pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("pinned", [False, True])
-def test_slots_and_masks(pinned: bool) -> None:
+def test_slots_and_masks(pinned: bool, dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(5)
     logits, parameters = 3 * torch.randn(ROWS, 50_257, generator=draw), drawn(9, draw)
     parameters["positions"] = torch.arange(ROWS)
-    slots = torch.tensor([8, -1, 0, 3, 9, 1, 1, 2, 4, 5, 6, 7], dtype=torch.int32)
+    outside = [-1, 9] if dtype == torch.int32 else [2 - 2**63, 2**32]  # whose lower halves are slots
+    slots = torch.tensor([8, outside[0], 0, 3, outside[1], 1, 1, 2, 4, 5, 6, 7], dtype=dtype)
     allow = torch.randint(-(2**31), 2**31, (3, -(-50_257 // 32)), generator=draw).to(torch.int32)
     allow[2] = 0
     masks = {"allow": allow, "allow_row": torch.tensor([0, 1, 2, -1] * 3, dtype=torch.int32)}
@@ -205,6 +210,14 @@ def test_a_replayed_graph_verifies_drafts(ragged: bool) -> None:
         assert torch.equal(got.lengths.cpu(), wanted.lengths)
         lengths.update(wanted.lengths.tolist())
     assert len(lengths) > 2
+
+
+@pytest.mark.sanitizer
+def test_what_is_accepted_is_what_a_loop_over_tokens_accepts() -> None:
+    for seed in range(200):
+        call = random_call(np.random.default_rng(seed), "cuda")
+        launch(call)
+        assert written(call) == accepted(call), seed
 
 
 def test_wrong_arguments_are_refused_before_the_launch() -> None:

@@ -100,6 +100,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/sampling/reference.py": (
         "test_sampling_draws.py",
         "test_sampling.py",
+        "test_sampling_verify.py",
         "-k",
         f"({_SOME_ROWS}) and not gumbel",
     ),

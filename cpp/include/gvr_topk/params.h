@@ -147,6 +147,12 @@ struct BlocksParams {
   int32_t* value_lengths;  // [rows] beside `values`: values of each row that there is to choose from
 };
 
+// Tokens or slots of a call.
+struct Ids {
+  void* data;
+  bool wide;  // of int64; else of int32
+};
+
 // A parameter of the sampler: one number for each row or slot, or one for all.
 template <typename T>
 struct RowParameter {
@@ -181,8 +187,8 @@ struct SampleParams {
   RowParameter<float> temperature, top_p, min_p;
   RowParameter<int32_t> top_k;
   RowParameter<int64_t> seed, position;
-  const int32_t* row_slot;  // [rows] or null: the row's entry in each parameter; negative: the row is skipped
-  int64_t num_slots;
+  Ids row_slot;              // [rows] or null: the row's entry in each parameter; without one it is skipped
+  int64_t num_slots;         // entries of each parameter
   int32_t vectors_per_warp;  // 16-byte vectors of a row that each warp holds
   const uint32_t* allow;     // [allow_rows, allow_stride] or null: a bit for each token, set if it is allowed
   const int32_t* allow_row;  // [rows] or null (row); negative: everything is allowed
@@ -191,9 +197,8 @@ struct SampleParams {
   FilterOrder order;
   bool gumbel;        // the draw adds noise to each kept score; otherwise it inverts the sum of masses
   bool raw_logprobs;  // log-probabilities are those of all tokens at temperature 1
-  bool wide_out;      // `out` is of int64
   Dtype dtype;
-  void* out;             // [rows]
+  Ids out;               // [rows]
   float* logprobs;       // [rows] or null: of the token
   int64_t* ranks;        // [rows] or null: how many values are at or above the token's
   int32_t* kept;         // [rows, kept_columns] or null: the kept tokens, ascending
@@ -225,14 +230,25 @@ struct LimitsParams {
 
 // The parameters of a launch that ranks the largest values of each row, without a draw.
 struct TopkLogprobsParams {
-  SampleParams row;     // logits, sizes and the plan's numbers
-  int32_t n;            // how many of the largest values
-  const void* sampled;  // [rows]: a token of each row
-  bool wide_sampled;    // `sampled` is of int64
-  int64_t* ids;         // [rows, 1 + n]: the given token, then the largest values' in descending order
-  float* logprobs;      // [rows, 1 + n]
+  SampleParams row;  // logits, sizes and the plan's numbers
+  int32_t n;         // how many of the largest values
+  Ids sampled;       // [rows]: a token of each row
+  int64_t* ids;      // [rows, 1 + n]: the given token, then the largest values' in descending order
+  float* logprobs;   // [rows, 1 + n]
   int64_t ids_stride, logprobs_stride;
   int64_t* ranks;  // [rows]: how many values are at or above the given token's
+};
+
+// The parameters of a launch that accepts drafts.
+struct VerifyParams {
+  Ids drawn;              // [rows]: the token drawn of each row
+  Ids draft_tokens;       // [rows]: the token that stands at each row
+  const int32_t* starts;  // [requests + 1] or null (each has `columns` rows): first row of each request
+  Ids tokens;             // [requests, columns], `tokens_stride` elements between rows
+  int64_t tokens_stride;
+  int64_t rows;
+  int32_t requests, columns;
+  int32_t* lengths;  // [requests]
 };
 
 }  // namespace gvr_topk

@@ -16,6 +16,7 @@ namespace gvr_topk::ptx {
 // Hides the origin of a value, so that the compiler does not compute or load it again each time it is used.
 GVR_DEVICE void keep(int& value) { asm("" : "+r"(value)); }
 GVR_DEVICE void keep(uint32_t& value) { asm("" : "+r"(value)); }
+GVR_DEVICE void keep(int64_t& value) { asm("" : "+l"(value)); }
 GVR_DEVICE void keep(float& value) { asm("" : "+f"(value)); }
 template <typename T>
 GVR_DEVICE void keep(T*& pointer) {

@@ -186,7 +186,7 @@ GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& ro
 GVR_DEVICE void skip_row(const Team& team, const SampleParams& p, int row) {
   if (p.kept != nullptr) clear_kept(team, p, row, 0);
   if (team.rank != 0 || team.thread != 0) return;
-  write_token(p, row, -1);
+  write_id(p.out, row, -1);
   if (p.logprobs != nullptr) p.logprobs[row] = 0.0f;
   if (p.ranks != nullptr) p.ranks[row] = 0;
   if (p.counts != nullptr) p.counts[row] = 0;

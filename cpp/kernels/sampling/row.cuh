@@ -2,6 +2,7 @@
 // whose candidates have come to one CTA.
 #pragma once
 
+#include "core/ids.cuh"
 #include "sampling/candidates.cuh"
 
 namespace gvr_topk::sampling {
@@ -21,15 +22,15 @@ GVR_DEVICE Prefix shorter(const Prefix& a, const Prefix& b) {
 }
 
 template <typename T>
-GVR_DEVICE T parameter_of(const RowParameter<T>& parameter, int at) {
+GVR_DEVICE T parameter_of(const RowParameter<T>& parameter, int64_t at) {
   return parameter.each != nullptr ? parameter.each[at] : parameter.all;
 }
 
 GVR_DEVICE RowParameters read_parameters(const SampleParams& p, int row) {
-  int slot = p.row_slot != nullptr ? p.row_slot[row] : row;
+  int64_t slot = p.row_slot.data != nullptr ? read_id(p.row_slot, row) : row;
   ptx::keep(slot);  // what is checked is what is used
   RowParameters own{};
-  own.skipped = p.row_slot != nullptr && (slot < 0 || slot >= p.num_slots);
+  own.skipped = p.row_slot.data != nullptr && (slot < 0 || slot >= p.num_slots);
   if (own.skipped) return own;
   own.seed = parameter_of(p.seed, slot);
   own.position = parameter_of(p.position, row);
@@ -217,14 +218,6 @@ struct Filters {
   }
 };
 
-GVR_DEVICE void write_token(const SampleParams& p, int row, int token) {
-  if (p.wide_out) {
-    static_cast<int64_t*>(p.out)[row] = token;
-  } else {
-    static_cast<int32_t*>(p.out)[row] = token;
-  }
-}
-
 // What is drawn from a row.
 struct Outcome {
   Found found;    // the token, in one thread of the row
@@ -237,7 +230,7 @@ struct Outcome {
   GVR_DEVICE void write(const Row& row) const {
     const SampleParams& p = row.p;
     if (found.here) {
-      write_token(p, row.number, found.token);
+      write_id(p.out, row.number, found.token);
       if (p.logprobs != nullptr) {
         const float of = distance(found.value, row.max);
         p.logprobs[row.number] = row.wants_raw() ? log_probability(of, 1.0f, log_mass(raw))

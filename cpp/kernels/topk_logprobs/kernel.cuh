@@ -15,6 +15,7 @@
 // changes meanwhile makes them disagree.
 #pragma once
 
+#include "core/ids.cuh"
 #include "ptx/barrier.cuh"
 #include "sampling/candidates.cuh"
 
@@ -202,8 +203,7 @@ __global__ void __launch_bounds__(kThreads, 3) rank_rows(const __grid_constant__
   const RowShare<T> part(p.row, team);
   part.fetch(scores, reinterpret_cast<uintptr_t>(scores) % 16 == 0, vocabulary, team.lane);
   if (team.thread == 0) {
-    const int64_t given = p.wide_sampled ? static_cast<const int64_t*>(p.sampled)[row]
-                                         : static_cast<const int32_t*>(p.sampled)[row];
+    const int64_t given = read_id(p.sampled, row);
     smem.word = given >= 0 && given < vocabulary ? static_cast<int32_t>(given) : kNoToken;
     team.init_barriers();
   }

@@ -140,7 +140,7 @@ def target_probs(
         temperature=sampling_info.temperatures.view(-1),
         top_k=sampling_info.top_ks,
         top_p=sampling_info.top_ps,
-        slots=torch.arange(rows, dtype=torch.int32, device=device) // draft_token_num,
+        slots=torch.arange(rows, device=device) // draft_token_num,
         seeds=0,
         positions=0,
         order="hf",

@@ -95,7 +95,7 @@ def reason_against(call: SampleCall) -> str:
         return "of another sampler, such as a watermark's"
     if sampler.use_fp64_gumbel:
         return "with fp64 noise"
-    if sampler.needs_logits_processing[requests].any():
+    if np.count_nonzero(sampler.needs_logits_processing[requests]):  # in less time than `any`
         states = (*sampler.logits_processors, sampler.thinking_budget_state)
         if any(_changes_logits(state, requests) for state in states):
             return "with penalties or other processors of logits"
@@ -112,7 +112,7 @@ def _changes_logits(state: Any, requests: np.ndarray[Any, Any]) -> bool:
     if name == "use_thinking_budget" and not state.enabled:
         return False
     mirror = getattr(state, name)
-    return bool(getattr(mirror, "np", mirror)[requests].any())
+    return bool(np.count_nonzero(getattr(mirror, "np", mirror)[requests]))
 
 
 def parameters(call: SampleCall, slots: Tensor, positions: Tensor, **others: Any) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def parameters(call: SampleCall, slots: Tensor, positions: Tensor, **others: Any
         "top_k": states.top_k.gpu,
         "top_p": states.top_p.gpu,
         "min_p": states.min_p.gpu,
-        "slots": slots.to(torch.int32),
+        "slots": slots,
         "seeds": states.seeds.gpu,
         "positions": positions,
         "order": "vllm",
@@ -140,10 +140,9 @@ def _draw(call: SampleCall, logits: Tensor, slots: Tensor, positions: Tensor, **
 def limits_if_read(call: SampleCall) -> Tensor | None:
     """Allocate limits if vLLM makes masks or log-probabilities of scaled or filtered logits."""
     sampler, modes = call.sampler, sys.modules[SAMPLE.module].PROCESSED_LOGPROBS_MODES
-    if not sampler.needs_logits_processing[call.idx_mapping_np].any():
-        return None
     read = sampler.return_sampling_mask or (call.return_logprobs and sampler.logprobs_mode in modes)
-    return empty_limits(call.logits) if read else None
+    filtered = read and np.count_nonzero(sampler.needs_logits_processing[call.idx_mapping_np])
+    return empty_limits(call.logits) if filtered else None
 
 
 def processed_logits(call: SampleCall, limits: Tensor | None) -> Tensor:
