@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import weakref
 
 import pytest
 import torch
@@ -105,9 +107,15 @@ def test_long_prompts_are_exact_in_slices(scored, log, via_op, inference):
     assert not [line for line in log if "fell back" in line]
 
 
-@pytest.mark.parametrize("options", [{"dcp": 2}, {"candidate_block_size": 8}, {"backend": "persistent"}])
-def test_other_chunks_stay(scored, options):
-    """Where the keys are spread over ranks, blocks are chosen first, or another top-k was chosen."""
+@pytest.mark.parametrize(
+    "options",
+    [{"dcp": 2}, {"pcp": True}, {"candidate_block_size": 8}, {"arch": 120}, {"backend": "persistent"}],
+)
+def test_other_chunks_stay(scored, log, monkeypatch, options):
+    """Where keys are spread over ranks or CTAs, blocks are chosen first, or another top-k was chosen."""
+    options = dict(options)
+    arch = options.pop("arch", 90)
+    monkeypatch.setattr(slices, "arch_of", lambda device: arch)
     integration.register()
     ours = "backend" not in options
     runner = Runner(logits_bytes=BUDGET, **options)
@@ -116,6 +124,7 @@ def test_other_chunks_stay(scored, options):
         assert_exact(step, runner.topk, ours)
     assert SLICED not in calls()
     assert all(rows <= ROWS for rows, _ in scored)
+    assert any("not in use: prefill slices: " in line for line in log) is ours
 
 
 def test_a_builder_of_another_kind_keeps_its_chunks(scored, log):
@@ -143,13 +152,55 @@ def test_chunks_stay_until_asked_for(scored, monkeypatch):
     assert set(calls()) == {WHOLE}
 
 
-def test_layers_that_score_elsewhere_keep_their_chunks(scored, monkeypatch):
+def test_layers_that_score_elsewhere_keep_their_chunks(scored, log):
     """A layer of the builder that has never called the scorer may have another one."""
     integration.register()
     runner = warmed()
+    assert not [line for line in log if "not in use" in line]
     runner.builder.layer_names = [*runner.names, "model.layers.9.self_attn.indexer.k_cache"]
     assert_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
     assert SLICED not in calls() and max(rows for rows, width in scored if width == KEYS) == ROWS
+    assert log[-1].endswith("slices: model.layers.9.self_attn.indexer.k_cache has not scored a prompt")
+
+
+def test_layers_that_select_elsewhere_keep_their_chunks(scored):
+    """Their scores come from the scorer that is wrapped, and go to another top-k."""
+    integration.register()
+    runner = Runner(logits_bytes=BUDGET)
+    hook = plugin._integration.hook._slices
+    for name in runner.names:
+        hook._layer = lambda name=name: name
+        from vllm.model_executor.layers import sparse_attn_indexer as module
+
+        scores = torch.zeros(1, 3)
+        ends = torch.tensor([3], dtype=torch.int32)
+        module.fp8_fp4_mqa_logits((scores, None), (scores.T, scores), scores, ends * 0, ends, 3)
+    hook._layer = lambda: None
+    assert_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
+    assert SLICED not in calls() and max(rows for rows, _ in scored) == ROWS
+
+
+@pytest.mark.parametrize("budget", [0, 4, 4 * 16 * 4])
+def test_the_least_budgets(scored, budget):
+    """Of which the first does not hold a row, nor a key of each."""
+    integration.register()
+    runner = Runner(logits_bytes=budget)
+    for _ in range(2):
+        assert_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
+    assert max(rows * width for rows, width in scored) <= max(4 * 16, KEYS)
+    assert calls()[SLICED] == 2 * 2
+
+
+def test_chunks_of_an_unknown_kind_are_left_alone(log, monkeypatch):
+    """The server goes on, and one line says why."""
+    integration.register()
+    runner = warmed()
+    monkeypatch.setattr(slices, "full_chunks", lambda chunks, rows: chunks[0].rows)
+    assert_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
+    assert log[-1].endswith(
+        "prompts are not scored in slices: AttributeError: 'tuple' object has no attribute 'rows'"
+    )
+    assert SLICED not in calls()
 
 
 def test_an_error_leaves_the_chunk_to_vllm(scored, log, monkeypatch):
@@ -252,6 +303,83 @@ def test_full_chunks_hold_every_row_once(requests, fill):
         if step % fill == 0 or step >= rows:
             assert sizes == [min(step, rows - at) for at in range(0, rows, step)]
     assert [whole.start for whole, _ in full] == sorted(whole.start for whole, _ in full)
+
+
+def deferred_call(rows, k, seed, budget=640, before=lambda: None):
+    """Arguments of the op with deferred scores, which call `before` first, and what the op has to write."""
+    logits = torch.randn(rows, KEYS, generator=torch.Generator().manual_seed(seed))
+    scales, starts = torch.arange(rows), torch.zeros(rows, dtype=torch.int32)
+    ends = torch.linspace(1, KEYS, rows).to(torch.int32)
+    made = []
+
+    def score(q, kv, weights, starts, ends, columns):
+        assert torch.equal(q[0][:, 0], logits[q[1], 0]) and len(weights) == len(q[1])
+        assert all(one() is None for one in made), "scores are kept while others are computed"
+        before()
+        part = torch.full((len(weights), columns), 7e33)
+        for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+            part[row, : end - start] = q[0][row, start:end]
+        made.append(weakref.ref(part))
+        return part
+
+    deferred = DeferredScores(
+        score, (logits, scales), (logits, logits), torch.ones(rows, 1), starts, ends, KEYS, budget
+    )
+    out = torch.full((rows, k + 1), 7, dtype=torch.int32)
+    call = (deferred, starts, ends, out[:, :k], rows, *deferred.stride(), k)
+    return call, out, torch.cat([sorted_topk(logits, ends, k), out[:, k:]], 1)
+
+
+def prefill_op():
+    from vllm.model_executor.layers import sparse_attn_indexer  # noqa: F401
+
+    return torch.ops._C.top_k_per_row_prefill
+
+
+def test_one_carry_serves_all_calls_of_a_thread():
+    """Of any number of rows and any k, in inference mode and outside; and scores are dropped one by one."""
+    integration.register()
+    op = prefill_op()
+    shapes = [(3, 8), (5, 8), (5, 16), (2, 8), (40, 24), (5, 16)]
+    for number, (rows, k) in enumerate(shapes):
+        call, out, wanted = deferred_call(rows, k, number)
+        with torch.inference_mode(number % 2 == 0):
+            op(*call)
+        assert torch.equal(out, wanted)
+    assert calls() == {SLICED: len(shapes)}
+
+
+def test_threads_have_carries_of_their_own():
+    """As where vLLM works on two halves of a batch at once."""
+    integration.register()
+    op = prefill_op()
+    others = []
+
+    def call_in_a_thread():
+        if len(others) == 1:  # between two slices
+            call, out, wanted = deferred_call(5, 16, 1)
+            thread = threading.Thread(target=op, args=call)
+            thread.start()
+            thread.join()
+            assert torch.equal(out, wanted)
+        others.append(None)
+
+    call, out, wanted = deferred_call(5, 16, 0, before=call_in_a_thread)
+    op(*call)
+    assert torch.equal(out, wanted) and len(others) == 3
+    assert calls() == {SLICED: 2}
+
+
+def test_captured_calls_are_vllms(monkeypatch):
+    """A carry that is made in a capture would be one of the graph."""
+    integration.register()
+    op = prefill_op()
+    monkeypatch.setattr(prefill, "capturing", lambda device: True)
+    for _ in range(2):
+        call, out, wanted = deferred_call(5, 16, 0)
+        op(*call)
+        assert torch.equal(out.sort(1).values, wanted.sort(1).values)
+    assert calls() == {(STOCK, "prefill captured"): 2}
 
 
 @pytest.mark.parametrize("budget", [1, 100, 640, 2500, 10**6])

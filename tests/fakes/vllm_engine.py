@@ -182,8 +182,8 @@ class Runner:
         Whether some scores are NaN or infinite.
     logits_bytes : int
         Budget of the scores of a chunk.
-    dcp : int
-        Ranks that share the keys, as far as the builder says so.
+    dcp, pcp : int, bool
+        Ranks that share the keys, and whether others do in prompts, as far as the builder says so.
     **model
         What the configuration of the model has.
     width : int
@@ -207,6 +207,7 @@ class Runner:
         device: str = "cpu",
         logits_bytes: int = 1 << 29,
         dcp: int = 1,
+        pcp: bool = False,
         **model: Any,
     ) -> None:
         attention = importlib.import_module("vllm.models.deepseek_v32.attention")
@@ -225,6 +226,7 @@ class Runner:
             fake_flattening=flattening,
             fake_logits_bytes=logits_bytes,
             fake_dcp=dcp,
+            fake_pcp=pcp,
         )
         self.names = [f"model.layers.{i}.self_attn.indexer.k_cache" for i in range(layers)]
         self.device = torch.device(device)

@@ -31,7 +31,7 @@ from gvr_topk.integrations._kit.signatures import argument, check_object
 from gvr_topk.integrations._kit.verify import Selected, Verifier
 from gvr_topk.integrations.vllm.backend import BackendSwitch
 from gvr_topk.integrations.vllm.metrics import CallMetrics
-from gvr_topk.integrations.vllm.prefill import PrefillHook, PrefillOp
+from gvr_topk.integrations.vllm.prefill import PrefillCall, PrefillHook, PrefillOp
 from gvr_topk.integrations.vllm.rows import ATTRIBUTE, RequestStates, Rows
 from gvr_topk.integrations.vllm.slices import SlicesHook
 from gvr_topk.integrations.vllm.upstream import (
@@ -75,7 +75,7 @@ class LayerHook:
         self._switch = BackendSwitch(mode, say)
         self._verifier = Verifier.if_asked_for(ENGINE.name, say)
         self._prefill = PrefillHook(metrics, mode, say, self._verifier)
-        self._slices = SlicesHook(self._running, say)
+        self._slices = SlicesHook(lambda: getattr(self._local, "layer", None), say)
         self._states: weakref.WeakKeyDictionary[Any, RequestStates | None] = weakref.WeakKeyDictionary()
         self._layers: set[str] = set()
         self._local = threading.local()
@@ -143,7 +143,12 @@ class LayerHook:
 
     def wrap_prefill(self, original: Any) -> PrefillOp:
         """Make the replacement of ``torch.ops._C.top_k_per_row_prefill``."""
-        return PrefillOp(original, self._prefill.select)
+
+        def select(call: PrefillCall, original: Any) -> bool:
+            self._slices.note_selection()
+            return self._prefill.select(call, original)
+
+        return PrefillOp(original, select)
 
     def wrap_split(self, original: Callable[..., Any]) -> Any:
         """Wrap ``DeepseekV32IndexerMetadataBuilder._split_indexer_prefill_chunks``."""
@@ -203,14 +208,12 @@ class LayerHook:
         """Return which request each row of a call belongs to; None if that is not known."""
         if layer is None or self._stateless:
             return None
-        rows: Rows | None = getattr(_metadata(layer), ATTRIBUTE, None)
+        by_layer = sys.modules[CONTEXT_MODULE].get_forward_context().attn_metadata
+        metadata = by_layer.get(layer) if isinstance(by_layer, dict) else None
+        rows: Rows | None = getattr(metadata, ATTRIBUTE, None)
         if rows is None or layer not in rows.requests:
             return None
         return rows if rows.fit(call.logits.shape[0], call.seq_lens, call.next_n) else None
-
-    def _running(self) -> tuple[str | None, Any]:
-        layer = getattr(self._local, "layer", None)
-        return layer, None if layer is None else _metadata(layer)
 
     def _note_layer(self, name: Any) -> None:
         # Not all names that are passed here are names of indexers.
@@ -252,12 +255,6 @@ class LayerHook:
         states = RequestStates(builder.layer_names, requests, rows, builder.device)
         self._say("info", f"state: {states}")
         return states
-
-
-def _metadata(layer: str) -> Any:
-    """Return the metadata of a layer in the step that runs; None if there is none."""
-    by_layer = sys.modules[CONTEXT_MODULE].get_forward_context().attn_metadata
-    return by_layer.get(layer) if isinstance(by_layer, dict) else None
 
 
 def _described(call: Call, rows: Rows | None) -> str:

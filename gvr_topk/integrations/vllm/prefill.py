@@ -19,6 +19,7 @@ from gvr_topk.carry import PrefillCarry
 from gvr_topk.constants import MAX_WIDTH
 from gvr_topk.contract import DTYPES
 from gvr_topk.integrations._kit.counters import ORIGINAL, OURS
+from gvr_topk.integrations._kit.device import capturing
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import Say
 from gvr_topk.integrations._kit.verify import Selected, Verifier
@@ -147,7 +148,13 @@ class PrefillHook:
         reason = self._switch.reason_against(self._backend)
         if not reason and not _served(call):
             reason = "layout"
-        counted = SLICES if isinstance(call.logits, DeferredScores) else REASON
+        counted = REASON
+        if isinstance(call.logits, DeferredScores):
+            counted = SLICES
+            if capturing(
+                call.logits.device
+            ):  # which would keep a carry that it has only recorded the making of
+                reason = reason or "captured"
         if not reason:
             try:
                 self._run(call)

@@ -1,9 +1,9 @@
 """Scores of long prompts in slices of their keys, in place of vLLM's few rows at once.
 
 vLLM scores as many rows at once as its budget holds with all of their keys
-(``VLLM_SPARSE_INDEXER_MAX_LOGITS_MB``). Of rows of a million keys these are 128, which leave most of a GPU
-idle, because its scorer never divides the keys of a row. Here a chunk has as many rows as fill the GPU, and
-its scores come in slices of the keys, each of the size of the budget.
+(``VLLM_SPARSE_INDEXER_MAX_LOGITS_MB``). Of rows of a million keys these are 128, which leave most of a Hopper
+GPU idle, because its scorer never divides the keys of a row. Here a chunk has as many rows as fill the GPU,
+and its scores come in slices of the keys, each of the size of the budget.
 
 vLLM's loop over chunks stays: what splits the prompts of a step is wrapped to make such chunks, and the
 scorer to return, where the scores of a chunk exceed the budget, `DeferredScores`. These are computed where
@@ -21,15 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gvr_topk.integrations._kit.device import multiprocessors
+from gvr_topk.integrations._kit.device import arch_of, multiprocessors
 from gvr_topk.integrations._kit.log import Say, one_line
 from gvr_topk.integrations._kit.signatures import argument
 
-ATTRIBUTE = "gvr_topk_budget"
-"""Name of the attribute of a batch's metadata that holds how many scores there may be at once."""
-
 ROWS_PER_MULTIPROCESSOR = 4
 """Rows that the scorer's CTA takes at once with 32 heads; with 64 it takes half of them."""
+
+DIVIDED_KEYS_ARCH = 120
+"""Compute capability times ten from which DeepGEMM's scorer divides the keys of few rows among its CTAs."""
 
 ALIGNMENT = 256
 """Keys that the scorer's CTA takes at once; slices begin at multiples of it."""
@@ -115,28 +115,28 @@ class SlicesHook:
 
     Parameters
     ----------
-    running : callable
-        Returns the name and the metadata of the layer that runs; None for what is not known.
+    layer : callable
+        Returns the name of the layer that runs; None where it is not known.
     say : Say
     """
 
-    def __init__(self, running: Callable[[], tuple[str | None, Any]], say: Say) -> None:
-        self._running = running
+    def __init__(self, layer: Callable[[], str | None], say: Say) -> None:
+        self._layer = layer
         self._say = say
         self._local = threading.local()
-        self._scored: set[str | None] = set()
+        self._served: set[str | None] = set()
+        # How many scores there may be at once, from the first chunk on that is not vLLM's own. Of those that
+        # are, none with more than one row exceeds it.
+        self._budget: int | None = None
         self._failed = False
 
     def build(self, builder: Any, make: Callable[[], Any]) -> Any:
         """Make a batch's metadata, with chunks that fill the GPU if their scores can be deferred."""
-        self._local.rows, self._local.budget = self._rows(builder), 0
+        self._local.builder = builder
         try:
-            metadata = make()
+            return make()
         finally:
-            self._local.rows = 1
-        if self._local.budget:
-            setattr(metadata, ATTRIBUTE, self._local.budget)
-        return metadata
+            self._local.builder = None
 
     def wrap_split(self, original: Callable[..., list[Chunk]]) -> Any:
         """Wrap ``DeepseekV32IndexerMetadataBuilder._split_indexer_prefill_chunks``."""
@@ -144,11 +144,21 @@ class SlicesHook:
         @functools.wraps(original)
         def split(*args: Any, **kwargs: Any) -> list[Chunk]:
             chunks = original(*args, **kwargs)
-            full = full_chunks(chunks, getattr(self._local, "rows", 1))
-            if full != chunks:
-                size = argument(args, kwargs, 3, "max_logits_bytes", 0)
-                self._local.budget = size // torch.float32.itemsize
-            return full
+            builder = getattr(self._local, "builder", None)
+            if builder is None or self._failed:
+                return chunks
+            try:
+                if self._reason_against(builder):
+                    return chunks
+                full = full_chunks(chunks, ROWS_PER_MULTIPROCESSOR * multiprocessors(builder.device))
+                if full != chunks:
+                    size = argument(args, kwargs, 3, "max_logits_bytes", 0)
+                    self._budget = size // torch.float32.itemsize
+                return full
+            except Exception as error:  # vLLM's own chunks can stay
+                self._failed = True
+                self._say("warning", f"prompts are not scored in slices: {one_line(error)}")
+                return chunks
 
         return staticmethod(split)
 
@@ -165,33 +175,38 @@ class SlicesHook:
             max_seqlen_k: int,
         ) -> Any:
             call = (q, kv, weights, cu_seqlen_ks, cu_seqlen_ke, max_seqlen_k)
-            layer, metadata = self._running()
-            self._scored.add(layer)
-            budget = getattr(metadata, ATTRIBUTE, None)
-            if budget is None or len(weights) * max_seqlen_k <= budget:
+            self._local.scored = self._layer()
+            rows, budget = len(weights), self._budget
+            if budget is None or rows == 1 or rows * max_seqlen_k <= budget:
                 return original(*call)
             return DeferredScores(original, *call, budget)
 
         return fp8_fp4_mqa_logits
 
-    def _rows(self, builder: Any) -> int:
-        """Return how many rows fill the GPU; 1 where the chunks of a builder are to stay as they are.
+    def note_selection(self) -> None:
+        """Note that what the scorer returned last in this thread has reached the prefill top-k."""
+        self._served.add(getattr(self._local, "scored", None))
 
-        Layers may score elsewhere. So the chunks are other ones once all layers of the builder have been seen
-        to call the scorer that is wrapped.
+    def _reason_against(self, builder: Any) -> str:
+        """Return why the chunks of a builder are to stay as they are; empty if they are not.
+
+        Layers may score or select elsewhere. So all layers of the builder have to have been seen to call the
+        scorer that is wrapped, and to pass its scores to the top-k that is replaced.
         """
-        layers = getattr(builder, "layer_names", ())
-        if self._failed or not layers or not self._scored.issuperset(layers):
-            return 1
-        try:
-            model = builder.vllm_config.model_config.hf_text_config
-            if builder.dcp_world_size > 1 or builder.use_pcp or getattr(model, "candidate_block_size", 0):
-                return 1
-            return ROWS_PER_MULTIPROCESSOR * multiprocessors(builder.device)
-        except Exception as error:  # the chunks can stay
-            self._failed = True
-            self._say("warning", f"prompts are not scored in slices: {one_line(error)}")
-            return 1
+        model = builder.vllm_config.model_config.hf_text_config
+        unseen = [layer for layer in builder.layer_names if layer not in self._served]
+        reason = ""
+        if builder.dcp_world_size > 1 or builder.use_pcp:
+            reason = "ranks share the keys"
+        elif getattr(model, "candidate_block_size", 0):
+            reason = "candidate blocks are chosen first"
+        elif arch_of(builder.device) >= DIVIDED_KEYS_ARCH:
+            reason = "the scorer divides the keys itself here"
+        elif unseen:
+            reason = f"{unseen[0]} has not scored a prompt"
+        if reason and self._served:
+            self._say("info", f"not in use: prefill slices: {reason}")
+        return reason
 
 
 def full_chunks(chunks: Sequence[Chunk], rows: int) -> list[Chunk]:

@@ -50,7 +50,7 @@ class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
         self.use_flattening = getattr(vllm_config, "fake_flattening", False)
         self.max_logits_bytes = getattr(vllm_config, "fake_logits_bytes", 1 << 29)
         self.dcp_world_size = getattr(vllm_config, "fake_dcp", 1)
-        self.use_pcp = False
+        self.use_pcp = getattr(vllm_config, "fake_pcp", False)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
