@@ -256,7 +256,7 @@ def _folder(use: KernelUse) -> str:
     return use.kernel.removeprefix("gvr_topk::").partition("::")[0]
 
 
-MOST_STACK = {"sampling": 192, "topk_logprobs": 16, "sampling_limits": 8}
+MOST_STACK = {"sampling": 256, "topk_logprobs": 16, "sampling_limits": 8}
 """Bytes of stack per thread that the kernels of a folder may have: rare ways through a row are functions of
 their own, which get what they need by value. Others have none."""
 

@@ -131,6 +131,23 @@ def test_many_rows(setting: dict[str, Any], dtype: torch.dtype, groups: int, wid
 
 
 @pytest.mark.sanitizer
+@pytest.mark.parametrize("names", [OUTPUTS, ()], ids=["all", "token"])
+@pytest.mark.parametrize("noise", ["cdf", "murmur"])
+@pytest.mark.parametrize("shift", [-2.0, 0.0, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_flat_top_p(dtype: torch.dtype, shift: float, noise: str, names: tuple[str, ...]) -> None:
+    """Its border is guessed from a sample, which may lie above or below the other elements."""
+    draw, width = torch.Generator().manual_seed(3), 128_256
+    logits = torch.linspace(0.01, 4, ROWS)[:, None] * torch.randn(ROWS, width, generator=draw)
+    # A lane samples one vector in eight steps of its warp, and 64 warps share a row.
+    vector = torch.arange(width) * dtype.itemsize // 16 % -(-width * dtype.itemsize // 16 // 64)
+    logits[:, vector // 32 % 8 == vector % 8] += shift
+    numbers, shares = torch.arange(ROWS), torch.tensor([0.9, 0.5, 0.99, 0.9]).repeat(ROWS // 4)
+    arguments = {"top_p": shares, "seeds": numbers, "positions": numbers, "noise": noise}
+    assert differences(logits.to(dtype), names, **arguments) == {}
+
+
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("rows", [1, 2, 33, 300])
 def test_the_number_of_rows_does_not_matter(rows: int) -> None:
     draw = torch.Generator().manual_seed(rows)

@@ -17,36 +17,36 @@ struct Survey {
   uint64_t steps;   // bits of the steps at which this thread has a candidate
 };
 
-// Counts the tokens with values from `least` on, and adds up the masses that are asked for.
+// Counts the tokens with values from `least` on, and adds up the masses that are asked for: those of the
+// filters, beside a sample of the other tokens, if the sample is to span `octaves` above 0.
 template <typename T>
-GVR_DEVICE Survey survey_row(Team& team, const RowShare<T>& part, float least, bool wants_masses,
+GVR_DEVICE Survey survey_row(Team& team, const RowShare<T>& part, float least, float octaves,
                              const Masses& filters, bool wants_raw, const Masses& raw) {
   Survey survey{};
-  uint32_t count = 0;
-#pragma unroll 4
-  for (int j = team.lane; j < part.vectors; j += 32) {
-    const uint4 vec = ptx::load_shared(part.address + 16 * j);
-    uint32_t here = 0;
-#pragma unroll
-    for (int e = 0; e < kPerVec<T>; ++e) here += element<T>(vec, e) >= least;
-    count += here;
-    survey.steps |= static_cast<uint64_t>(here > 0) << (j / 32);
-  }
-  ptx::reconverge(team.zero);
   Record own{};
-  own.word[0] = __reduce_add_sync(0xffffffffu, count);
-  if (!wants_masses && !wants_raw) {
-    const WarpSums sums = sum_warps<1>(team, own);
-    survey.place = sums.before.word[0], survey.count = sums.all.word[0];
-    return survey;
-  }
-  if (wants_masses) {
+  if (octaves > 0.0f) {
+    count_sample(team, part, filters, octaves, least);
     const MassSums mine = add_masses(part, filters, least, team.lane);
     ptx::reconverge(team.zero);
+    survey.steps = mine.steps;
+    own.word[0] = __reduce_add_sync(0xffffffffu, mine.count);
     own.word[1] = warp_sum(mine.listed), own.word[2] = warp_sum(mine.all);
+  } else {
+    uint32_t count = 0;
+#pragma unroll 4
+    for (int j = team.lane; j < part.vectors; j += 32) {
+      const uint4 vec = ptx::load_shared(part.address + 16 * j);
+      uint32_t here = 0;
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e) here += element<T>(vec, e) >= least;
+      count += here;
+      survey.steps |= static_cast<uint64_t>(here > 0) << (j / 32);
+    }
+    ptx::reconverge(team.zero);
+    own.word[0] = __reduce_add_sync(0xffffffffu, count);
   }
   if (wants_raw) {
-    const MassSums mine = add_masses(part, raw, least, team.lane);
+    const MassSums mine = add_masses(part, raw, INFINITY, team.lane);
     ptx::reconverge(team.zero);
     own.word[3] = warp_sum(mine.all);
   }

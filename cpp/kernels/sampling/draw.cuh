@@ -74,29 +74,12 @@ GVR_DEVICE WarpSums sum_threads(Team& team, Record own) {
   return sum_warps<kWords>(team, own);
 }
 
-// Counts the elements for which `holds(value, token)`, over the row.
+// Counts the elements for which `holds(value, token)`, over the row. They lie at `steps`.
 template <typename T, typename Holds>
-GVR_DEVICE WarpSums count_elements(Team& team, const RowShare<T>& part, Holds holds) {
+GVR_DEVICE WarpSums count_elements(Team& team, const RowShare<T>& part, uint64_t steps, Holds holds) {
   Record own{};
-  part.for_each(team.lane, [&](float x, int token) { own.word[0] += holds(x, token); });
+  part.for_each(steps, team.lane, [&](float x, int token) { own.word[0] += holds(x, token); });
   return sum_threads<1>(team, own);
-}
-
-// Masses of one thread's elements.
-struct MassSums {
-  uint64_t listed, all;  // of those with values from a limit on; of all
-};
-
-// Adds up the masses of this thread's elements.
-template <typename T>
-__device__ __noinline__ MassSums add_masses(RowShare<T> part, Masses masses, float least, int lane) {
-  MassSums sums{};
-  part.for_each(lane, [&](float x, int) {
-    const uint64_t mass = masses(x);
-    sums.listed += x >= least ? mass : 0;
-    sums.all += mass;
-  });
-  return sums;
 }
 
 // The sum of a number over the threads before this one, and over all. It takes two block barriers. Lanes may
@@ -173,12 +156,14 @@ GVR_DEVICE void send_word(const Team& team, uint32_t word) {
   for (int rank = 0; rank < team.ctas; ++rank) ptx::store_to_rank(address, rank, word);
 }
 
-// The set of the values above `least`, and of those equal to it up to number last_of(how many there are).
+// The set of the values above `least`, and of those equal to it up to number last_of(how many there are). The
+// latter lie at `steps`.
 template <typename T, typename LastOf>
-GVR_DEVICE KeptSet set_through(Team& team, const RowShare<T>& part, float least, LastOf last_of) {
+GVR_DEVICE KeptSet set_through(Team& team, const RowShare<T>& part, float least, uint64_t steps,
+                               LastOf last_of) {
   KeptSet set{least, 0xffffffffu};
   const auto equal = [&](float x, int) -> uint64_t { return x == set.least; };
-  const WarpSums sums = count_elements(team, part, equal);
+  const WarpSums sums = count_elements(team, part, steps, equal);
   const Found found = find_token(team, part, sums, last_of(sums.all.word[0]), equal);
   if (found.here) send_word(team, found.token);
   team.sync();

@@ -8,11 +8,12 @@
 //   own, the first CTA sends the parameters that it has read to all CTAs. A greedy row ends here;
 // - cut: every filter keeps a prefix of the tokens in descending order of values. If few tokens surely hold
 //   all of it, the first CTA sorts them and finishes the row alone (sampling/candidates.cuh). Otherwise all
-//   CTAs find where it ends by sums over bins of keys (sampling/select.cuh), the first of which lie above a
-//   guess: for top-k a value that enough threads have reached, for top-p a value behind which no mass is
-//   expected;
+//   CTAs find where it ends by sums over bins of keys (sampling/select.cuh), the first of which lie where it
+//   is guessed: for top-k above a value that enough threads have reached, for top-p in an interval that holds
+//   its share of a sample's mass, or above a value behind which no mass is expected;
 // - draw: the kept masses are added up, and the token is found at which their sum exceeds a random share of
-//   the whole; or the largest kept score with noise wins (sampling/draw.cuh);
+//   the whole; or the largest kept score with noise wins. Masses above the interval are known by then, and
+//   few scores are computed, because the hash of most tokens is too large to win (sampling/draw.cuh);
 // - report: the token, and what else is asked for.
 //
 // Every decision of a row follows from numbers that all its CTAs have got from one of them, so no value that
@@ -86,7 +87,7 @@ template <typename T>
 __device__ __noinline__ int first_number(Team& team, const RowShare<T>& part, const T* row,
                                          const uint32_t* allow, int vocabulary) {
   uint64_t first = 0;
-  part.for_each(team.lane, [&](float, int token) {
+  part.for_each(part.every_step(team.lane), team.lane, [&](float, int token) {
     if (token >= vocabulary || isnan(to_float(row[token]))) return;
     if (allow == nullptr || (allow[token / 32] >> (token % 32) & 1) != 0)
       first = max(first, ranked(1, token));
@@ -97,10 +98,11 @@ __device__ __noinline__ int first_number(Team& team, const RowShare<T>& part, co
 
 // The set that a prefix keeps.
 template <typename T>
-GVR_DEVICE KeptSet set_of(Team& team, const RowShare<T>& part, const Prefix& prefix) {
+GVR_DEVICE KeptSet set_of(Team& team, const RowShare<T>& part, const Prefix& prefix, const Border& border) {
   const float least = key_to_float(prefix.key);
   if (prefix.equal == kAllEqual) return KeptSet{least, 0xffffffffu};
-  return set_through(team, part, least, [&](uint64_t all) { return min(prefix.equal, all) - 1; });
+  return set_through(team, part, least, border.steps_of(least),
+                     [&](uint64_t all) { return min(prefix.equal, all) - 1; });
 }
 
 // Counts the values at or above that of the token.
@@ -109,8 +111,9 @@ GVR_DEVICE void write_rank(Team& team, const RowShare<T>& part, const Row& row, 
   if (found.here) send_word(team, __float_as_uint(found.value));
   team.sync();
   const float value = __uint_as_float(team.smem->word);
-  const WarpSums above =
-      count_elements(team, part, [&](float x, int token) { return x >= value && token < row.p.vocabulary; });
+  const WarpSums above = count_elements(team, part, part.every_step(team.lane), [&](float x, int token) {
+    return x >= value && token < row.p.vocabulary;
+  });
   if (row.writer) row.p.ranks[row.number] = static_cast<int64_t>(above.all.word[0]);
 }
 
@@ -120,38 +123,71 @@ __device__ __noinline__ void take_one(Team team, RowShare<T> part, Row row, int 
   uint64_t raw = 0;
   if (row.wants_raw()) {
     Record own{};
-    own.word[0] = add_masses(part, row.masses(1.0f), 0.0f, team.lane).all;
+    own.word[0] = add_masses(part, row.masses(1.0f), INFINITY, team.lane).all;
     raw = sum_threads<1>(team, own).all.word[0];
   }
   report_one(team, row, token, raw, [&](const Found& found) { write_rank(team, part, row, found); });
 }
 
-// Draws from the tokens of a set that all CTAs hold.
+// The best of this thread's kept tokens, with noise, as far as no other thread of the CTA has a better one.
+// The tokens lie at `steps`. Hardly any score is computed, because most hashes are too large.
+template <typename T>
+GVR_DEVICE uint64_t best_noisy(const Team& team, const RowShare<T>& part, const Row& row, const KeptSet& set,
+                               uint32_t hash, uint64_t steps) {
+  uint32_t* const shared_best = &team.smem->word;
+  if (team.thread == 0) *shared_best = 0;
+  __syncthreads();
+  uint64_t best = 0;
+  part.for_each_vector(steps, team.lane, [&](int j, const uint4& vec) {
+    const uint32_t so_far = ptx::load_shared_element<uint32_t>(ptx::shared_address(shared_best));
+    const NoiseBound bound = row.noise_bound(key_to_float(so_far));
+    uint32_t left = 0;
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      const float x = element<T>(vec, e);
+      const int token = part.token(j, e);
+      left |= (set.has(x, token) & !bound.excludes(x, hash32(hash, token))) << e;
+    }
+    part.for_each_bit(left, j, [&](float x, int token) { best = max(best, row.noisy(hash, x, token)); });
+    if (key_of(best) > so_far) atomicMax(shared_best, key_of(best));
+  });
+  return best;
+}
+
+// Draws from the tokens of a set that all CTAs hold. `measured`: the border knows the masses of the draw, not
+// those at another temperature.
 template <typename T>
 GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& row, const KeptSet& set,
-                              bool filtered) {
+                              const Border& border, bool filtered, bool measured) {
   const SampleParams& p = row.p;
   const Masses masses = row.masses(row.own.temperature);
   const auto kept_mass = [&](float x, int token) { return masses(set.has(x, token) ? x : -INFINITY); };
   Record own{};
-  uint32_t count = 0;
-  part.for_each(team.lane, [&](float x, int token) {
-    own.word[0] += kept_mass(x, token);
-    count += set.has(x, token);
-  });
-  own.word[1] = count;
-  if (row.wants_raw()) own.word[2] = add_masses(part, row.masses(1.0f), 0.0f, team.lane).all;
+  if (!filtered) {
+    // Tokens outside of the set have no mass. Those in it are counted if somebody asks.
+    const bool counts = p.counts != nullptr || p.limits != nullptr || p.kept != nullptr;
+    const MassSums mine = add_masses(part, masses, counts ? set.least : INFINITY, team.lane);
+    own.word[0] = mine.all, own.word[1] = mine.count;
+  } else {
+    const bool split = measured && set.least <= border.high;
+    const float high = split ? border.high : INFINITY;
+    uint64_t mass = split ? border.above : 0;
+    uint32_t count = split ? border.count : 0;
+    part.for_each(
+        split ? border.inside : border.steps, team.lane,
+        [&](float x, int token) { return x <= high && set.has(x, token); },
+        [&](float x, int) { mass += masses(x), ++count; });
+    own.word[0] = mass, own.word[1] = count;
+  }
+  ptx::reconverge(team.zero);
+  if (row.wants_raw()) own.word[2] = add_masses(part, row.masses(1.0f), INFINITY, team.lane).all;
   const WarpSums sums = sum_threads<3>(team, own);
   Outcome outcome{Found{}, static_cast<int>(sums.all.word[1]), row.own.temperature, sums.all.word[0],
                   sums.all.word[2]};
   const uint32_t hash = hash_prefix(row.own.seed, row.own.position);
   Found& found = outcome.found;
   if (p.gumbel) {
-    uint64_t best = 0;
-    part.for_each(team.lane, [&](float x, int token) {
-      if (set.has(x, token)) best = max(best, row.noisy(hash, x, token));
-    });
-    best = team_max(team, best);
+    const uint64_t best = team_max(team, best_noisy(team, part, row, set, hash, border.steps));
     const int in_cta = token_of(best) / kPerVec<T> - team.rank * kWarps * part.vectors;
     found.here = team.thread == 0 && in_cta >= 0 && in_cta < kWarps * part.vectors;
     found.token = token_of(best);
@@ -166,7 +202,7 @@ GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& ro
   outcome.last = ranked(order_key(set.least), p.vocabulary - 1);
   if (p.limits != nullptr && filtered) {
     uint64_t last = 0;
-    part.for_each(team.lane, [&](float x, int token) {
+    part.for_each(border.steps, team.lane, [&](float x, int token) {
       if (set.has(x, token)) last = max(last, ~ranked(order_key(x), token));
     });
     outcome.last = ~team_max(team, last);
@@ -197,12 +233,17 @@ GVR_DEVICE void skip_row(const Team& team, const SampleParams& p, int row) {
 // Samples a row whose kept tokens may be many, which all CTAs do together.
 template <typename T>
 __device__ __noinline__ void sample_from_row(Team team, RowShare<T> part, Row row, uint32_t top,
-                                             uint32_t guess, uint64_t all) {
-  const Filters<T> filters{team, part, row, top, guess, all};
-  const KeptSet set = set_of(team, part, filters.any() ? filters.kept() : filters.everything());
-  draw_from_row(team, part, row, set, filters.any());
-  // CTAs have read sums in each other's memory, so none of them ends before the others.
-  if (filters.any()) team.sync();
+                                             uint32_t guess, Mass mass) {
+  const Filters<T> filters{team, part, row, top, guess, mass};
+  const uint64_t steps = part.every_step(team.lane);
+  Border border{-INFINITY, INFINITY, steps, steps, 0, 0};
+  const Prefix prefix = filters.any() ? filters.kept(border) : filters.everything();
+  const float least = key_to_float(prefix.key);
+  const bool knows_border = border.low > -INFINITY && border.low <= least;
+  if (filters.any() && !knows_border) border = border_from(team, part, least);
+  const KeptSet set = set_of(team, part, prefix, border);
+  draw_from_row(team, part, row, set, border, filters.any(),
+                filters.masses().scale == row.masses(row.own.temperature).scale);
 }
 
 // The key of the last token that top-k keeps, found by all CTAs, and the team's next exchange.
@@ -212,7 +253,8 @@ struct LastOfTopK {
 template <typename T>
 __device__ __noinline__ LastOfTopK find_last_of_top_k(Team team, RowShare<T> part, Row row, uint32_t top,
                                                       uint32_t guess) {
-  const uint32_t key = Filters<T>{team, part, row, top, guess, 0}.by_top_k().key;
+  Border border;
+  const uint32_t key = Filters<T>{team, part, row, top, guess, Mass{}}.by_top_k(border).key;
   return LastOfTopK{key, team.turn};
 }
 
@@ -257,14 +299,14 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
     take_one(team, part, about, token);
     return;
   }
-  const Filters<T> filters{team, part, about, key_of(top.best), top.guess, 0};
+  const Filters<T> filters{team, part, about, key_of(top.best), top.guess, Mass{}};
   if (!filters.any()) {
-    sample_from_row(team, part, about, key_of(top.best), top.guess, 0);
+    sample_from_row(team, part, about, key_of(top.best), top.guess, Mass{});
     return;
   }
   uint32_t least = filters.least_expected();
   const auto survey_from = [&](uint32_t key) {
-    return survey_row(team, part, key_to_float(key), filters.counts_all(), filters.masses(),
+    return survey_row(team, part, key_to_float(key), filters.sampled_octaves(), filters.masses(),
                       about.wants_raw(), about.masses(1.0f));
   };
   Survey survey = survey_from(least);
@@ -275,7 +317,7 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
     survey = survey_from(least);
   }
   if (!filters.hold(survey, least)) {
-    sample_from_row(team, part, about, key_of(top.best), top.guess, survey.all);
+    sample_from_row(team, part, about, key_of(top.best), top.guess, Mass{survey.all, survey.listed, least});
     return;
   }
   send_candidates(team, part, key_to_float(least), survey);

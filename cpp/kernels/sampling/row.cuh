@@ -87,6 +87,20 @@ GVR_DEVICE void clear_kept(const Team& team, const SampleParams& p, int row, int
   }
 }
 
+// Tells by their hashes which tokens have less than a score with noise: noise is at most -log(u), for a hash
+// (and a uniform number u) of any size. A quarter of a bit is left for the roundings of both sides.
+struct NoiseBound {
+  float scale, offset;  // of the logarithm of the greatest hash that may reach the score
+
+  GVR_DEVICE NoiseBound(float score, float scale_) : scale(scale_), offset(32.25f - kLog2E * score) {
+    // Of scores without bound, or with large roundings, nothing is known; nothing is greater than NaN.
+    if (!(fabsf(offset) < 0x1p16f)) offset = NAN;
+  }
+  GVR_DEVICE bool excludes(float x, uint32_t hash) const {
+    return static_cast<float>(hash) > exp2f(fmaf(isinf(x) ? 0.0f : x, scale, offset));
+  }
+};
+
 // The row that a team samples.
 struct Row {
   const SampleParams& p;
@@ -105,6 +119,9 @@ struct Row {
     const float score = gumbel_score(isinf(x) ? 0.0f : x, own.temperature, hash32(hash, token));
     return ranked(order_key(score), token);
   }
+  GVR_DEVICE NoiseBound noise_bound(float best) const {
+    return NoiseBound(best, mass_scale(own.temperature));
+  }
   GVR_DEVICE void write_kept(uint64_t at, int token, float x, float temperature, float log_total) const {
     if (at >= static_cast<uint64_t>(p.kept_columns)) return;
     p.kept[number * p.kept_stride + at] = token;
@@ -114,6 +131,12 @@ struct Row {
   }
 };
 
+// The mass of all candidates, and of those with keys from `least` on, as a survey has found it.
+struct Mass {
+  uint64_t all, listed;
+  uint32_t least;
+};
+
 // The prefixes that the filters of a row keep.
 template <typename T>
 struct Filters {
@@ -121,7 +144,7 @@ struct Filters {
   const RowShare<T>& part;
   const Row& row;
   uint32_t top, guess;
-  uint64_t all;  // mass of all candidates, known where `counts_all`
+  Mass mass;  // known where `counts_all`
 
   GVR_DEVICE const RowParameters& own() const { return row.own; }
   GVR_DEVICE FilterOrder order() const { return row.p.order; }
@@ -140,6 +163,14 @@ struct Filters {
     return order() == FilterOrder::kJoint ||
            (!has_top_k() && (order() != FilterOrder::kVllm || !(own().min_p > 0.0f)));
   }
+
+  // Behind so many octaves all tokens together have less than the mass that top-p leaves out.
+  GVR_DEVICE float octaves() const {
+    return log2f(static_cast<float>(row.p.vocabulary)) - log2f(1.0f - fmaxf(own().top_p, 0.0f));
+  }
+
+  // How many octaves a sample of the row spans for top-p: little mass lies behind them. 0: none is wanted.
+  GVR_DEVICE float sampled_octaves() const { return counts_all() ? octaves() + 4.0f : 0.0f; }
 
   // A key below which the filters are expected, or known, to keep nothing.
   GVR_DEVICE uint32_t least_expected() const {
@@ -167,39 +198,48 @@ struct Filters {
     return Prefix{least_key(top, team, [&](float x) { return measure(x) >= least; }), kAllEqual};
   }
 
-  GVR_DEVICE Prefix by_top_k() const {
+  GVR_DEVICE Prefix by_top_k(Border& border) const {
     if (!has_top_k()) return everything();
     const uint64_t k = own().top_k;
     uint64_t target;
     const uint32_t floor = everything().key;
-    const Cut cut =
-        find_cut(team, part, floor, guess, top, 0, Ones{}, [&](uint64_t) { return k; }, false, target);
+    const Cut cut = find_cut(
+        team, part, floor, Span{guess, top}, top, 0, Ones{}, [&](uint64_t) { return k; }, false, target,
+        border);
     if (cut.key < floor) return everything();  // There are fewer candidates.
     const uint64_t equal = k - cut.above;
     return Prefix{cut.key, equal == cut.at ? kAllEqual : equal};
   }
 
+  // The keys between which top-p is expected to cut.
+  GVR_DEVICE Span expected(const Masses& measure) const {
+    // A search for top-k has overwritten the sample.
+    if (!counts_all() || has_top_k()) return Span{order_key(row.max - octaves() / measure.scale), top};
+    const uint64_t target = top_p_mass(own().top_p, mass.all);
+    if (target <= mass.listed) return Span{mass.least, top};
+    const float share = static_cast<float>(target - mass.listed) / static_cast<float>(mass.all - mass.listed);
+    const Interval interval = expect_boundary(team, measure, sampled_octaves(), share);
+    return Span{order_key(interval.low), order_key(interval.high)};
+  }
+
   // Top-p of the tokens that `of` keeps.
-  GVR_DEVICE Prefix by_top_p(const Prefix& of) const {
+  GVR_DEVICE Prefix by_top_p(const Prefix& of, Border& border) const {
     if (!(own().top_p < 1.0f)) return of;
     const Masses measure = masses();
     const float least = key_to_float(of.key);
     const bool some = of.equal != kAllEqual;
     const uint64_t extra = some ? of.equal * measure(least) : 0;
     const auto target_of = [&](uint64_t total) {
-      return top_p_mass(own().top_p, counts_all() ? all : total);
+      return top_p_mass(own().top_p, counts_all() ? mass.all : total);
     };
     uint64_t target;
-    Cut cut{of.key, 0, 0};
+    Cut cut{of.key, 0, 0, false};
     if (some && of.key == top) {
       target = target_of(extra);
     } else {
-      // Behind this distance all tokens together have less than the mass that top-p leaves out.
-      const float reach =
-          (log2f(static_cast<float>(row.p.vocabulary)) - log2f(1.0f - own().top_p)) / measure.scale;
-      const uint32_t expected = order_key(row.max - reach);
-      cut = find_cut(team, part, of.key + some, expected, top, extra, measure, target_of, !counts_all(),
-                     target);
+      cut = find_cut(team, part, of.key + some, expected(measure), top, extra, measure, target_of,
+                     !counts_all(), target, border);
+      if (cut.ends_with_one) return Prefix{cut.key, kAllEqual};
     }
     if (cut.key < of.key) cut.key = of.key;
     const uint64_t weight = measure(key_to_float(cut.key));
@@ -209,12 +249,12 @@ struct Filters {
   }
 
   // What all filters keep. Top-p keeps a part of what it is given, so what it is given may cut again.
-  GVR_DEVICE Prefix kept() const {
-    const Prefix best = by_top_k(), near = by_min_p();
+  GVR_DEVICE Prefix kept(Border& border) const {
+    const Prefix best = by_top_k(border), near = by_min_p();
     const Prefix given = order() == FilterOrder::kJoint  ? everything()
                          : order() == FilterOrder::kVllm ? shorter(best, near)
                                                          : best;
-    return shorter(shorter(by_top_p(given), best), near);
+    return shorter(shorter(by_top_p(given, border), best), near);
   }
 };
 

@@ -75,6 +75,8 @@ struct alignas(16) SampleShared {
   };
 };
 static_assert(sizeof(SampleShared) <= kSampleFixedBytes);
+// A thread has a bit for each of its vectors.
+static_assert(max_sample_bytes(90) / kMaxSampleCtas / (16 * kThreads) < 64);
 
 // A digit of a mass. A CTA's part of a row has less than 2^17 elements, so sums of digits fit 32 bits.
 constexpr int kLimbBits = 15;
@@ -161,6 +163,15 @@ struct Team {
   }
 };
 
+// The largest element of a vector.
+template <typename T>
+GVR_DEVICE float largest(const uint4& vec) {
+  float most = element<T>(vec, 0);
+#pragma unroll
+  for (int e = 1; e < kPerVec<T>; ++e) most = fmaxf(most, element<T>(vec, e));
+  return most;
+}
+
 template <typename T>
 struct RowShare {
   uint32_t address;  // of this warp's first vector in shared memory
@@ -197,18 +208,72 @@ struct RowShare {
     return vector < vectors ? ptx::load_shared(address + 16 * vector) : negative_infinity_vec<T>();
   }
 
-  // Calls visit(vector, its elements) for this thread's vectors, in ascending order. In each step a warp
-  // takes 32 neighbouring ones.
-  template <typename Visit>
-  GVR_DEVICE void for_each_vector(int lane, Visit visit) const {
-#pragma unroll 1
-    for (int j = lane; j < vectors; j += 32) visit(j, ptx::load_shared(address + 16 * j));
+  // A bit for each step at which this thread has a vector. In each step a warp takes 32 neighbouring ones.
+  GVR_DEVICE uint64_t every_step(int lane) const {
+    const int count = max(0, (vectors - lane + 31) / 32);
+    return (uint64_t{1} << count) - 1;
   }
 
-  // Calls visit(value, token) for this thread's elements, in ascending order.
+  // The steps at which this thread has elements from `least` on.
+  GVR_DEVICE uint64_t steps_from(float least, int lane) const {
+    uint64_t steps = 0;
+#pragma unroll 4
+    for (int j = lane; j < vectors; j += 32) {
+      const uint4 vec = ptx::load_shared(address + 16 * j);
+      steps |= static_cast<uint64_t>(largest<T>(vec) >= least) << (j / 32);
+    }
+    return steps;
+  }
+
+  // Calls visit(vector, its elements) for this thread's vectors of some steps, in ascending order.
   template <typename Visit>
-  GVR_DEVICE void for_each(int lane, Visit visit) const {
-    for_each_vector(lane, [&](int j, const uint4& vec) {
+  GVR_DEVICE void for_each_vector(uint64_t steps, int lane, Visit visit) const {
+#pragma unroll 1
+    for (; steps != 0; steps &= steps - 1) {
+      const int j = (__ffsll(static_cast<long long>(steps)) - 1) * 32 + lane;
+      visit(j, ptx::load_shared(address + 16 * j));
+    }
+  }
+
+  // Those of some steps at which it has elements from `least` to `most`.
+  GVR_DEVICE uint64_t steps_between(uint64_t steps, float least, float most, int lane) const {
+    uint64_t there = 0;
+    for_each_vector(steps, lane, [&](int j, const uint4& vec) {
+      bool any = false;
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e) any |= element<T>(vec, e) >= least && element<T>(vec, e) <= most;
+      there |= static_cast<uint64_t>(any) << (j / 32);
+    });
+    return there;
+  }
+
+  // Calls visit(value, token) for the elements of a vector that have a bit.
+  template <typename Visit>
+  GVR_DEVICE void for_each_bit(uint32_t bits, int vector, Visit visit) const {
+#pragma unroll 1
+    for (; bits != 0; bits &= bits - 1) {
+      const int e = __ffs(static_cast<int>(bits)) - 1;
+      const T x = ptx::load_shared_element<T>(address + 16 * vector + static_cast<int>(sizeof(T)) * e);
+      visit(to_float(x), token(vector, e));
+    }
+  }
+
+  // Calls visit(value, token) for the elements of these vectors for which holds(value, token), in ascending
+  // order. They are few: each of them is loaded again.
+  template <typename Holds, typename Visit>
+  GVR_DEVICE void for_each(uint64_t steps, int lane, Holds holds, Visit visit) const {
+    for_each_vector(steps, lane, [&](int j, const uint4& vec) {
+      uint32_t left = 0;
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e) left |= holds(element<T>(vec, e), token(j, e)) << e;
+      for_each_bit(left, j, visit);
+    });
+  }
+
+  // Calls visit(value, token) for all elements of these vectors, in ascending order.
+  template <typename Visit>
+  GVR_DEVICE void for_each(uint64_t steps, int lane, Visit visit) const {
+    for_each_vector(steps, lane, [&](int j, const uint4& vec) {
 #pragma unroll
       for (int e = 0; e < kPerVec<T>; ++e) visit(element<T>(vec, e), token(j, e));
     });

@@ -13,10 +13,42 @@ struct Ones {
   GVR_DEVICE uint64_t operator()(float) const { return 1; }
 };
 
+// A mass, or a sum of masses, in two parts that are easy to make and to add up: how often it has 2^21, and
+// the rest. Each mass adds a constant to both.
+struct MassParts {
+  static constexpr int kLowBits = 21;
+  static constexpr float kHighBase = 3.0f, kLowBase = 0x1.8p-20f;  // which lie 2^-22 and 2^-43 from the next
+  uint32_t high = 0, low = 0;
+
+  // The sum, if it is one of `count` masses.
+  GVR_DEVICE uint64_t sum(uint32_t count) const {
+    const uint32_t highs = high - count * __float_as_uint(kHighBase);
+    return (static_cast<uint64_t>(highs) << kLowBits) + (low - count * __float_as_uint(kLowBase));
+  }
+};
+static_assert(kMassBits == 22 + MassParts::kLowBits);
+
 // Elements are measured by their mass.
 struct Masses {
   static constexpr int kLimbs = 3;
   float max, scale;
+
+  // Whether `parts` makes the masses of the row: no distance is NaN, and scaling it down rounds nothing.
+  GVR_DEVICE bool has_parts() const { return max < INFINITY && scale >= 0x1p-100f; }
+
+  // The mass of an element, as mass() in sampling_arithmetic.h makes it. All instructions but one are of
+  // floats: those of integers take twice as long. 64 octaves are 1, so that saturation limits the distance,
+  // and additions that round down cut the mass in two.
+  GVR_DEVICE MassParts parts(float x) const {
+    const float distance = __saturatef(__fmul_rn(add_rn(max, -x), scale * 0x1p-6f));
+    const float aligned = __fmaf_ru(distance, 64.0f, kAligned), whole = add_rn(aligned, -kAligned);
+    const uint32_t power = __float_as_uint(exp2_fraction(fma_rn(distance, -64.0f, whole)));
+    const float mass = __uint_as_float(power + __float_as_uint(aligned) * 0xff800000u);
+    const float high = __fadd_rd(mass, MassParts::kHighBase);
+    const float rest = add_rn(mass, -add_rn(high, -MassParts::kHighBase));
+    return MassParts{__float_as_uint(high), __float_as_uint(__fadd_rd(rest, MassParts::kLowBase))};
+  }
+
   // The minimum is 0 of a NaN, so +inf is at no distance from +inf.
   GVR_DEVICE uint64_t operator()(float x) const { return mass(fminf(add_rn(x, -max), 0.0f), scale); }
 };
@@ -34,74 +66,143 @@ struct Span {
 };
 
 // A row's elements with keys above `key`, whose sum is `above`, and those equal to it, whose sum is `at`, or
-// 0 if that is not known.
+// 0 if that is not known. If `ends_with_one`, the sum reaches its target with the one element, of mass `at`,
+// that has this key or is the next above it; `above` is the sum above that.
 struct Cut {
   uint32_t key;
   uint64_t above, at;
+  bool ends_with_one;
 };
 
-GVR_DEVICE uint64_t warp_sum(uint64_t value) {
+template <typename T>
+GVR_DEVICE T warp_sum(T value) {
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) value += __shfl_xor_sync(0xffffffffu, value, d);
   return value;
 }
 
 // The sum over this lane and the lower ones.
-GVR_DEVICE uint64_t warp_prefix(uint64_t value, int lane) {
+template <typename T>
+GVR_DEVICE T warp_prefix(T value, int lane) {
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
-    const uint64_t other = __shfl_up_sync(0xffffffffu, value, d);
+    const T other = __shfl_up_sync(0xffffffffu, value, d);
     if (lane >= d) value += other;
   }
   return value;
 }
 
-// The sums of a row's elements by bins.
-struct RowBins {
-  uint64_t bin;   // the bin of this thread's number
-  uint64_t rest;  // the elements below all bins
+// Masses of one thread's elements, and those from a limit on: their mass, how many there are, and at which
+// steps.
+struct MassSums {
+  uint64_t all, listed, steps;
+  uint32_t count;
 };
 
-// Sums the elements of a span by bins over all CTAs, and those from `floor` to below the span together. Keys
-// are those without the bits that keys of T have in common.
-template <typename T, typename Measure>
-GVR_DEVICE RowBins sum_bins(Team& team, const RowShare<T>& part, Span span, uint32_t floor,
-                            const Measure& measure) {
-  SampleShared& smem = *team.smem;
-  const float low = key_to_float(whole_key<T>(span.low)), high = key_to_float(whole_key<T>(span.high));
-  const float least = key_to_float(whole_key<T>(floor));
-  const int shift = span.shift();
-  uint64_t rest = 0;
-  part.for_each_vector(team.lane, [&](int, const uint4& vec) {
-    bool any = false;
+// Adds up the masses of this thread's elements.
+template <bool kParts, typename T>
+GVR_DEVICE MassSums add_masses_by(const RowShare<T>& part, const Masses& masses, float least, int lane) {
+  MassSums sums{};
+  MassParts all, listed;
+#pragma unroll 1
+  for (int j = lane; j < part.vectors; j += 32) {
+    const uint4 vec = ptx::load_shared(part.address + 16 * j);
+    MassParts parts[kPerVec<T>];
+    uint64_t mass[kPerVec<T>];
 #pragma unroll
     for (int e = 0; e < kPerVec<T>; ++e) {
-      const float x = element<T>(vec, e);
-      any |= x >= least && x <= high;
-    }
-    if (!any) return;
-    // All elements are measured, so that the masses of several are computed at once.
-    uint64_t value[kPerVec<T>];
-#pragma unroll
-    for (int e = 0; e < kPerVec<T>; ++e) value[e] = measure(element<T>(vec, e));
-#pragma unroll
-    for (int e = 0; e < kPerVec<T>; ++e) {
-      const float x = element<T>(vec, e);
-      if (Measure::kLimbs > 1) rest += x >= least && x < low ? value[e] : 0;
-      const uint32_t below = span.high - (order_key(x) >> kInvariantBits<T>);
-      if (below > span.high - span.low) continue;
-      const uint32_t bin = below >> shift;
-#pragma unroll
-      for (int i = 0; i < Measure::kLimbs; ++i) {
-        const uint32_t digit = static_cast<uint32_t>(value[e] >> (i * kLimbBits)) & ((1u << kLimbBits) - 1);
-        ptx::add_shared(smem.limbs[i][bin], digit, team.zero);
+      if constexpr (kParts) {
+        parts[e] = masses.parts(element<T>(vec, e));
+        all.high += parts[e].high, all.low += parts[e].low;
+      } else {
+        mass[e] = masses(element<T>(vec, e));
+        sums.all += mass[e];
       }
     }
+    if (!(largest<T>(vec) >= least)) continue;
+    sums.steps |= uint64_t{1} << (j / 32);
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      if (!(element<T>(vec, e) >= least)) continue;
+      ++sums.count;
+      if constexpr (kParts) {
+        listed.high += parts[e].high, listed.low += parts[e].low;
+      } else {
+        sums.listed += mass[e];
+      }
+    }
+  }
+  if constexpr (kParts) {
+    const uint32_t vectors = (part.vectors - lane + 31) / 32;
+    sums.all = all.sum(vectors * kPerVec<T>), sums.listed = listed.sum(sums.count);
+  }
+  return sums;
+}
+
+template <typename T>
+__device__ __noinline__ MassSums add_masses(RowShare<T> part, Masses masses, float least, int lane) {
+  return masses.has_parts() ? add_masses_by<true>(part, masses, least, lane)
+                            : add_masses_by<false>(part, masses, least, lane);
+}
+
+// Adds up the masses of this thread's elements from `least` on, which lie at `steps`.
+template <typename T>
+GVR_DEVICE MassSums add_masses_at(const Team& team, const RowShare<T>& part, const Masses& masses,
+                                  float least, uint64_t steps) {
+  ptx::reconverge(team.zero);
+  const auto most = static_cast<int>(__reduce_max_sync(0xffffffffu, __popcll(static_cast<long long>(steps))));
+  if (64 * most > part.vectors) return add_masses(part, masses, least, team.lane);
+  MassSums sums{};
+  part.for_each(steps, team.lane, [&](float x, int) {
+    sums.listed += masses(x >= least ? x : -INFINITY);
+    sums.count += x >= least;
   });
   ptx::reconverge(team.zero);
+  return sums;
+}
+
+// The sum of what each CTA has in a place of its shared memory. All loads are under way at once.
+GVR_DEVICE uint64_t sum_of_ranks(const Team& team, const uint64_t& place) {
+  const uint32_t address = ptx::shared_address(&place);
+  uint64_t each[kMaxSampleCtas], sum = 0;
+#pragma unroll
+  for (int rank = 0; rank < kMaxSampleCtas; ++rank) {
+    each[rank] = ptx::load_from_rank(address, min(rank, team.ctas - 1));
+  }
+#pragma unroll
+  for (int rank = 0; rank < kMaxSampleCtas; ++rank) sum += rank < team.ctas ? each[rank] : 0;
+  return sum;
+}
+
+// The sums of a row's elements by bins.
+struct RowBins {
+  uint64_t bin;    // the bin of this thread's number
+  uint64_t other;  // the sum of what the threads have beside bins
+};
+
+// Sums the elements of a span by bins over all CTAs. They lie at `steps`. Keys are those without the bits
+// that keys of T have in common. `other` is a number of this thread.
+template <typename T, typename Measure>
+GVR_DEVICE RowBins sum_bins(Team& team, const RowShare<T>& part, uint64_t steps, Span span,
+                            const Measure& measure, uint64_t other) {
+  SampleShared& smem = *team.smem;
+  const float low = key_to_float(whole_key<T>(span.low)), high = key_to_float(whole_key<T>(span.high));
+  const int shift = span.shift();
+  part.for_each(
+      steps, team.lane, [&](float x, int) { return x >= low && x <= high; },
+      [&](float x, int) {
+        const uint64_t value = measure(x);
+        const uint32_t bin = (span.high - (order_key(x) >> kInvariantBits<T>)) >> shift;
+#pragma unroll
+        for (int i = 0; i < Measure::kLimbs; ++i) {
+          const uint32_t digit = static_cast<uint32_t>(value >> (i * kLimbBits)) & ((1u << kLimbBits) - 1);
+          ptx::add_shared(smem.limbs[i][min(bin, kBins - 1u)], digit, team.zero);
+        }
+      });
+  ptx::reconverge(team.zero);
   if (Measure::kLimbs > 1) {
-    rest = warp_sum(rest);
-    if (team.lane == 0) smem.warp_record[team.warp].word[0] = rest;
+    other = warp_sum(other);
+    if (team.lane == 0) smem.warp_record[team.warp].word[0] = other;
   }
   __syncthreads();
   uint64_t own = 0;
@@ -119,13 +220,8 @@ GVR_DEVICE RowBins sum_bins(Team& team, const RowShare<T>& part, Span span, uint
   }
   const Record* const theirs = team.exchange(mine);
   team.sync();  // All bins are there.
-  RowBins sums{};
-#pragma unroll
-  for (int rank = 0; rank < kMaxSampleCtas; ++rank) {
-    if (rank >= team.ctas) break;
-    sums.bin += ptx::load_from_rank(ptx::shared_address(&bins[team.thread]), rank);
-    sums.rest += theirs[rank].word[0];
-  }
+  RowBins sums{sum_of_ranks(team, bins[team.thread]), 0};
+  for (int rank = 0; rank < team.ctas; ++rank) sums.other += theirs[rank].word[0];
   return sums;
 }
 
@@ -158,6 +254,70 @@ struct BinSearch {
   }
 };
 
+// Counts a sample of this CTA's elements below `least`, one vector in eight of each thread, by their distance
+// from the largest: all bins together are `octaves` of mass.
+template <typename T>
+GVR_DEVICE void count_sample(const Team& team, const RowShare<T>& part, const Masses& masses, float octaves,
+                             float least) {
+  const float bins = kBins / octaves * masses.scale;
+#pragma unroll 1
+  for (int step = team.lane % 8; step < part.vectors / 32 + 8; step += 8) {
+    const uint4 vec = part.load(32 * step + team.lane);
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      const float x = element<T>(vec, e), bin = (masses.max - x) * bins;
+      if (x >= least || !(bin < kBins)) continue;
+      ptx::add_shared(team.smem->limbs[0][static_cast<int>(bin)], 1, team.zero);
+    }
+  }
+  ptx::reconverge(team.zero);
+  __syncthreads();
+  team.smem->bins[team.turn & 1][team.thread] = team.smem->limbs[0][team.thread];
+  team.smem->limbs[0][team.thread] = 0;
+}
+
+// The values between which `share` of the mass of the sampled elements ends, with high probability.
+struct Interval {
+  float low, high;
+};
+
+// Takes the sample that all CTAs have counted ahead of the last exchange.
+GVR_DEVICE Interval expect_boundary(const Team& team, const Masses& masses, float octaves, float share) {
+  SampleShared& smem = *team.smem;
+  team.sync();  // All counts are there.
+  const uint64_t count = sum_of_ranks(team, smem.bins[(team.turn - 1) & 1][team.thread]);
+  const float width = octaves / kBins, weight = exp2f(-width * (team.thread + 0.5f));
+  const float mass = static_cast<float>(count) * weight, upto = warp_prefix(mass, team.lane);
+  const float squares = warp_sum(mass * weight), lower = __shfl_up_sync(0xffffffffu, upto, 1);
+  if (team.lane == 31) {
+    smem.warp_record[team.warp] = Record{{__float_as_uint(upto), __float_as_uint(squares), 0, 0}};
+  }
+  // The error of the sum, and the distances of the interval's ends, in octaves.
+  float* const found = reinterpret_cast<float*>(smem.maxima);
+  if (team.thread == 0) found[0] = found[1] = 0.0f, found[2] = octaves;
+  __syncthreads();
+  float before = 0.0f, total = 0.0f, variance = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    if (w == team.warp) before = total;
+    total += __uint_as_float(static_cast<uint32_t>(smem.warp_record[w].word[0]));
+    variance += __uint_as_float(static_cast<uint32_t>(smem.warp_record[w].word[1]));
+  }
+  const float begin = before + (team.lane > 0 ? lower : 0.0f), end = before + upto;
+  const float rest = 1.0f - share, middle = share * total;
+  if (begin <= middle && middle < end) {
+    constexpr float kDeviations = 4.0f;
+    found[0] = kDeviations * sqrtf(variance * rest * rest + weight * total * rest * share * share);
+  }
+  __syncthreads();
+  const float low = middle + found[0], high = middle - found[0];
+  const auto octave_of = [&](float sum) { return width * (team.thread + (sum - begin) / (end - begin)); };
+  if (begin <= high && high < end) found[1] = octave_of(high);
+  if (begin <= low && low < end) found[2] = octave_of(low);
+  __syncthreads();
+  return Interval{masses.max - found[2] / masses.scale, masses.max - found[1] / masses.scale};
+}
+
 // The least key of T, without the bits that its keys have in common, that is not below `key`.
 template <typename T>
 GVR_DEVICE uint32_t least_narrow(uint32_t key) {
@@ -165,37 +325,84 @@ GVR_DEVICE uint32_t least_narrow(uint32_t key) {
   return narrow + (whole_key<T>(narrow) < key);
 }
 
+// What a thread knows of its elements when the boundary has been found: those from `low` on lie at `steps`,
+// and those from there to `high` at `inside`; of those above `high` there are `count`, with mass `above`.
+struct Border {
+  float low, high;
+  uint64_t steps, inside;
+  uint64_t above;
+  uint32_t count;
+
+  // The steps at which elements from `least` on lie that are at most `high`, or any from there on.
+  GVR_DEVICE uint64_t steps_of(float least) const { return least <= high ? inside : steps; }
+};
+
+// All of a thread's elements from `low` on.
+template <typename T>
+GVR_DEVICE Border border_from(const Team& team, const RowShare<T>& part, float low) {
+  const uint64_t steps = part.steps_from(low, team.lane);
+  return Border{low, INFINITY, steps, steps, 0, 0};
+}
+
 // Finds the key at which the sum over the elements from `floor` to `top`, and `extra` behind them, reaches a
-// target, which `target_of` makes of the whole sum. The boundary is expected at or above `guess`, and is
-// found wherever it is. If it lies in `extra`, the key is `floor` - 1. If `sums_rest` is false, the elements
-// below the guess are not added to the whole sum, and `target_of` does not need it.
+// target, which `target_of` makes of the whole sum. The boundary is expected between two keys, and is found
+// wherever it is. If it lies in `extra`, the key is `floor` - 1. If `sums_all` is false, `target_of` does not
+// need the whole sum. Otherwise `expected` ends with `top`.
 template <typename T, typename Measure, typename TargetOf>
-GVR_DEVICE Cut find_cut(Team& team, const RowShare<T>& part, uint32_t floor, uint32_t guess, uint32_t top,
-                        uint64_t extra, const Measure& measure, const TargetOf& target_of, bool sums_rest,
-                        uint64_t& target) {
+GVR_DEVICE Cut find_cut(Team& team, const RowShare<T>& part, uint32_t floor, Span expected, uint32_t top,
+                        uint64_t extra, const Measure& measure, const TargetOf& target_of, bool sums_all,
+                        uint64_t& target, Border& border) {
   const uint32_t first = least_narrow<T>(floor), last = top >> kInvariantBits<T>;
-  Span span{min(max(guess >> kInvariantBits<T>, first), last), last};
-  Cut cut{floor - 1, 0, 0};
+  const auto narrow = [&](uint32_t key) { return min(max(key >> kInvariantBits<T>, first), last); };
+  const auto value = [](uint32_t key) { return key_to_float(whole_key<T>(key)); };
+  Span span{min(narrow(expected.low), narrow(expected.high)), narrow(expected.high)};
+  border = border_from(team, part, value(sums_all ? first : span.low));
+  if constexpr (Measure::kLimbs > 1) {
+    if (sums_all || span.high < last) {
+      const MassSums sums =
+          add_masses_at(team, part, measure, value(sums_all ? first : span.high + 1), border.steps);
+      border.above = sums.listed, border.count = sums.count;
+    }
+  }
+  uint64_t steps = border.steps;
+  if (span.high < last) steps = part.steps_between(steps, value(span.low), value(span.high), team.lane);
+  Cut cut{floor - 1, 0, 0, false};
 #pragma unroll 1
   for (bool is_first = true;; is_first = false) {
-    const RowBins sums = sum_bins(team, part, span, is_first && sums_rest ? first : span.low, measure);
+    const RowBins sums = sum_bins(team, part, steps, span, measure, is_first ? border.above : 0);
     const BinSearch search(team, sums.bin);
-    if (is_first) target = target_of(search.total + sums.rest + extra);
+    if (is_first) {
+      target = target_of(sums.other + extra);
+      if (sums_all) {
+        border.above = 0, border.count = 0;
+        if (target > sums.other) return Cut{floor - 1, sums.other, 0, false};
+      } else {
+        cut.above = sums.other;
+        border.high = value(span.high), border.inside = steps;
+        if (target <= cut.above) {
+          border = border_from(team, part, border.low);
+          span = Span{span.high + 1, last}, cut.above = 0, steps = border.steps;
+          continue;
+        }
+      }
+    }
     const FoundBin found = search.find(team, sums.bin, target - cut.above);
     if (found.bin < kBins) {
       cut.above += found.above;
       span = span.bin(found.bin);
-      if (span.low == span.high) return Cut{whole_key<T>(span.high), cut.above, found.at};
+      if (span.low == span.high) return Cut{whole_key<T>(span.high), cut.above, found.at, false};
+      // Two elements of the bin would have more.
+      if (Measure::kLimbs > 1 && found.at < 2 * measure(value(span.low))) {
+        return Cut{whole_key<T>(span.low), cut.above, found.at, true};
+      }
       continue;
     }
     cut.above += search.total;
     // The target is not reached in this span. Below the first one there may be another.
-    const bool below = is_first && span.low > first;
-    if (!below || (sums_rest && target > cut.above + sums.rest)) {
-      if (is_first) cut.above += sums.rest;
-      return cut;
-    }
+    if (!is_first || span.low == first) return cut;
     span = Span{first, span.low - 1};
+    if (!sums_all) border = border_from(team, part, value(first));
+    steps = border.steps;
   }
 }
 

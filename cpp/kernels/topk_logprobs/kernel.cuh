@@ -123,17 +123,18 @@ GVR_DEVICE RowSums sum_row(Team& team, const RowShare<T>& part, const RowSummary
 template <typename T>
 __device__ __noinline__ uint32_t send_exactly(Team team, RowShare<T> part, RowSummary top, int n) {
   uint64_t target;
+  sampling::Border border;
   const sampling::Cut cut = sampling::find_cut(
-      team, part, kNegInfKey, top.guess, top.best, 0, sampling::Ones{},
-      [&](uint64_t) { return static_cast<uint64_t>(n); }, false, target);
-  const KeptSet set =
-      sampling::set_through(team, part, key_to_float(cut.key), [&](uint64_t) { return n - cut.above - 1; });
-  const WarpSums sums =
-      sampling::count_elements(team, part, [&](float x, int token) { return set.has(x, token); });
+      team, part, kNegInfKey, sampling::Span{top.guess, top.best}, top.best, 0, sampling::Ones{},
+      [&](uint64_t) { return static_cast<uint64_t>(n); }, false, target, border);
+  const KeptSet set = sampling::set_through(team, part, key_to_float(cut.key), border.steps,
+                                            [&](uint64_t) { return n - cut.above - 1; });
+  const WarpSums sums = sampling::count_elements(team, part, border.steps,
+                                                 [&](float x, int token) { return set.has(x, token); });
   if (team.thread == 0) team.smem->word = 0;  // how many this CTA has sent
   __syncthreads();
   const sampling::CandidateSink sink(team);
-  part.for_each(team.lane, [&](float x, int token) {
+  part.for_each(border.steps, team.lane, [&](float x, int token) {
     if (!set.has(x, token)) return;
     const uint32_t at = static_cast<uint32_t>(sums.before_cta.word[0]) + atomicAdd(&team.smem->word, 1u);
     sink.put(at, sampling::ranked(order_key(x), token));
