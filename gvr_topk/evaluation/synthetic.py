@@ -243,20 +243,9 @@ def _generator(n: int, k: int, seed: int) -> np.random.Generator:
 
 
 def adversarial_rows(n: int, k: int, seed: int) -> dict[str, Floats]:
-    """Rows that have broken top-k kernels, and rows that might.
+    """Rows of `n` elements that have broken top-k kernels, and rows that might.
 
-    Parameters
-    ----------
-    n : int
-        Elements of each row, at least 1.
-    k : int
-        Items that will be selected from the rows: ties are placed around the k-th value.
-    seed : int
-        Same seed, same rows.
-
-    Returns
-    -------
-    dict of str to ndarray, shape [n], float32
+    Ties are placed around the k-th value. The same seed makes the same rows.
     """
     rng = _generator(n, k, seed)
     noise = rng.standard_normal(n)
@@ -344,21 +333,7 @@ def adversarial_rows(n: int, k: int, seed: int) -> dict[str, Floats]:
 
 
 def adversarial_hints(n: int, k: int, seed: int) -> dict[str, Int32s]:
-    """Return worthless and senseless hints for a row of `n` elements; none may change a result.
-
-    Parameters
-    ----------
-    n : int
-        Row length, at least 1.
-    k : int
-        Length of a hint.
-    seed : int
-        Same seed, same hints.
-
-    Returns
-    -------
-    dict of str to ndarray, shape [k], int32
-    """
+    """Return worthless and senseless hints for a row of `n` elements; none may change a result."""
     rng = _generator(n, k, seed)
     limits = np.iinfo(np.int32)
     inside = rng.integers(0, n, k)
