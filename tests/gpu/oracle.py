@@ -25,7 +25,7 @@ from gvr_topk.constants import (
 )
 from gvr_topk.contract import drop_masked, exact_topk, order_key, row_lengths
 from gvr_topk.ops import indexer_topk_decode, indexer_topk_prefill, launch
-from gvr_topk.policy import parse_path
+from gvr_topk.policy import Plan, parse_path, plan
 from gvr_topk.state import TopkState
 
 POISON = -7777
@@ -162,6 +162,14 @@ def new_stats(rows: int) -> Tensor:
 def columns(stats: Tensor) -> dict[StatsColumn, list[int]]:
     """Statistics of all rows by column."""
     return {column: stats[:, column].tolist() for column in StatsColumn}
+
+
+def plan_here(rows: int, width: int, k: int, dtype: torch.dtype = torch.float32, ctas: int = 0) -> Plan:
+    """The plan of a launch on this GPU, all of whose multiprocessors are free."""
+    device = torch.cuda.get_device_properties(0)
+    arch = 10 * device.major + device.minor
+    sizes = {"sm_count": device.multi_processor_count, "ctas_per_row": ctas}
+    return plan(rows=rows, width=width, k=k, dtype=dtype, arch=arch, **sizes)
 
 
 def poisoned(*shape: int) -> Tensor:
