@@ -52,18 +52,7 @@ REQUIREMENTS = ("cuda", *ENGINES)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the ``gvr-topk`` command.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Default: the arguments of the process.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Run the ``gvr-topk`` command, by default with the arguments of the process; returns the exit code."""
     options = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
     try:

@@ -276,16 +276,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 
 
 def load_config(path: str | Path) -> ServeConfig:
-    """Read and check a YAML file.
-
-    Parameters
-    ----------
-    path : str or Path
-        File as given to ``trtllm-serve --config``.
-
-    Returns
-    -------
-    ServeConfig
+    """Read and check a YAML file, as given to ``trtllm-serve --config``.
 
     Raises
     ------
@@ -352,24 +343,7 @@ _KINDS = {
 
 
 def parse_text(text: str, source: str) -> ServeConfig:
-    """Check the text of a YAML file.
-
-    Parameters
-    ----------
-    text : str
-        Content of the file.
-    source : str
-        Name for error messages.
-
-    Returns
-    -------
-    ServeConfig
-
-    Raises
-    ------
-    ConfigError
-        See `load_config`.
-    """
+    """Check the text of a YAML file, which error messages call `source`; raises as `load_config`."""
     try:
         _check_size(source, text)
         node = yaml.compose(text, Loader=_Loader)
@@ -386,25 +360,9 @@ def parse_text(text: str, source: str) -> ServeConfig:
 def parse_config(
     data: Any, *, source: str = "<mapping>", lines: Mapping[str, int] | None = None
 ) -> ServeConfig:
-    """Check a configuration that is already parsed.
+    """Check a configuration that is already parsed; raises `ConfigError` as `load_config`.
 
-    Parameters
-    ----------
-    data : mapping
-        Root of the YAML file.
-    source : str
-        Name for error messages.
-    lines : mapping of str to int, optional
-        Line of each dotted key, for error messages.
-
-    Returns
-    -------
-    ServeConfig
-
-    Raises
-    ------
-    ConfigError
-        See `load_config`.
+    Error messages call it `source`, and name the line of a dotted key, if `lines` has it.
     """
     lines = lines or {}
     if not isinstance(data, Mapping):
@@ -471,12 +429,7 @@ class _Loader(yaml.SafeLoader):
 def _check_size(source: str, text: str) -> None:
     """Refuse a file beyond the limits before anything recurses into it.
 
-    Raises
-    ------
-    ConfigError
-        A limit is passed; the problem names the line, except for the number of characters.
-    yaml.YAMLError
-        Broken YAML.
+    The problem names the line, except for the number of characters. Broken YAML raises ``yaml.YAMLError``.
     """
 
     def refuse(wanted: str, got: str, line: int | None) -> ConfigError:

@@ -14,20 +14,10 @@ from gvr_topk.config import MAX_DEPTH, ConfigError, Problem, parse_text, read_te
 
 
 def combine(files: Sequence[Path]) -> str:
-    """Return the text of one YAML file with the keys of several files.
+    """Return the text of one YAML file with the keys of several files, which its first line names.
 
     Sections are combined key by key. If two files set the same key, the later file counts; lists are replaced
     as a whole.
-
-    Parameters
-    ----------
-    files : sequence of Path
-        At least one; later files override earlier ones.
-
-    Returns
-    -------
-    str
-        YAML, with a first line that names the files.
 
     Raises
     ------
@@ -51,16 +41,9 @@ def combine(files: Sequence[Path]) -> str:
 
 
 def write_combined(text: str, out: Path, files: Sequence[Path]) -> None:
-    """Write combined text to a file, all of it or nothing.
+    """Write what `combine` made of some files to `out`, all of it or nothing.
 
-    Parameters
-    ----------
-    text : str
-        Result of `combine`.
-    out : Path
-        A file that exists is replaced, unless it is one of `files` or no regular file.
-    files : sequence of Path
-        What was combined.
+    A file that exists is replaced, unless it is one of `files` or no regular file.
 
     Raises
     ------

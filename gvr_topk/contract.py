@@ -164,16 +164,7 @@ def largest(keys: Tensor, visible: Tensor, k: int) -> Tensor:
 
 
 def best_blocks(logits: Tensor, lengths: Tensor, block_k: int) -> Tensor:
-    """Best blocks of every row, exactly, by sorting.
-
-    Parameters
-    ----------
-    logits : Tensor, ``[rows, width]``
-        Scores.
-    lengths : Tensor, ``[rows]``, integer
-        Visible length of each row, at most `width`.
-    block_k : int
-        Blocks per row.
+    """Best blocks of every row, exactly, by sorting; `logits` and `lengths` as for `exact_topk`.
 
     Returns
     -------
@@ -193,18 +184,12 @@ def best_blocks(logits: Tensor, lengths: Tensor, block_k: int) -> Tensor:
 
 
 def exact_topk_in_blocks(logits: Tensor, lengths: Tensor, blocks: Tensor, k: int) -> Tensor:
-    """Exact top-k within given blocks of every row, by sorting.
+    """Exact top-k within given blocks of every row, by sorting; `logits` and `lengths` as for `exact_topk`.
 
     Parameters
     ----------
-    logits : Tensor, ``[rows, width]``
-        Scores.
-    lengths : Tensor, ``[rows]``, integer
-        Visible length of each row, at most `width`.
     blocks : Tensor, ``[rows, n_blocks]``, int32
         Blocks, ascending. Numbers of blocks that a row does not have are ignored.
-    k : int
-        Items per row.
 
     Returns
     -------
@@ -224,20 +209,7 @@ def exact_topk_in_blocks(logits: Tensor, lengths: Tensor, blocks: Tensor, k: int
 
 
 def drop_masked(logits: Tensor, positions: Tensor) -> Tensor:
-    """Remove the positions whose score is ``-inf`` from a selection.
-
-    Parameters
-    ----------
-    logits : Tensor, ``[rows, width]``
-        Scores.
-    positions : Tensor, ``[rows, k]``, int32
-        Ascending indices, then ``-1``.
-
-    Returns
-    -------
-    Tensor, ``[rows, k]``, int32
-        The remaining positions, ascending, then ``-1``.
-    """
+    """Remove the positions whose score is ``-inf`` from a selection: indices that ascend, then ``-1``."""
     if logits.shape[1] == 0:
         return positions
     scores = logits.gather(1, positions.to(torch.int64).clamp(min=0))

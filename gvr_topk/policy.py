@@ -40,14 +40,7 @@ ALL_PATHS = paths_by_name(Path)
 
 
 def parse_path(name: str | Path, paths: Mapping[str, Path] = ALL_PATHS) -> Path:
-    """Return the path with this name.
-
-    Parameters
-    ----------
-    name : str or Path
-        A `Path` is returned as it is.
-    paths : mapping of str to Path
-        Paths of the op that is asked for, by name.
+    """Return the path with this name, one of those of the op that is asked for; a `Path` stays as it is.
 
     Raises
     ------
@@ -223,14 +216,9 @@ def architectures(*, all_builds: bool = False) -> str:
 
 
 def has_code(arch: int, *, all_builds: bool = False) -> bool:
-    """Whether the CUDA library holds code for a GPU.
+    """Whether the CUDA library holds code for a GPU of this compute capability times ten.
 
-    Parameters
-    ----------
-    arch : int
-        Compute capability times ten.
-    all_builds : bool
-        Ask for a library that no architecture is left out of.
+    With `all_builds`, a library that no architecture is left out of is meant.
 
     Examples
     --------
@@ -371,23 +359,8 @@ def plan(
 def values_of_solo_row(plan: Plan, *, width: int, length: int, k: int) -> int:
     """Return how many elements each thread holds if the first CTA of a cluster selects from a row alone.
 
-    It does so if the row is much shorter than its buffer.
-
-    Parameters
-    ----------
-    plan : Plan
-        Plan of the launch.
-    width : int
-        Columns of the buffer.
-    length : int
-        The row's own length.
-    k : int
-        Items per row.
-
-    Returns
-    -------
-    int
-        Elements that each thread of that CTA holds; 0 if the whole cluster shares the row.
+    It does so if `length`, the row's own, is much less than `width`, that of its buffer. Otherwise the whole
+    cluster shares the row, and the result is 0.
 
     Raises
     ------

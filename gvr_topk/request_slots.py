@@ -87,45 +87,6 @@ def _listed(checks: Checks, request_ids: Any, kind: Any = Collection) -> tuple[H
     return listed
 
 
-def _sizes(
-    checks: Checks, num_layers: Any, num_slots: Any, k: Any, max_rows: Any
-) -> tuple[int, int, int | None, int]:
-    """Check the sizes of slots, and replace those that were left out."""
-    num_slots = checks.integer("num_slots", num_slots, 1, MAX_ROWS)
-    return (
-        checks.integer("num_layers", num_layers, 1, MAX_ROWS),
-        num_slots,
-        None if k is None else checks.integer("k", k, 1, MAX_WIDTH),
-        num_slots if max_rows is None else checks.integer("max_rows", max_rows, 1, MAX_ROWS),
-    )
-
-
-def state_bytes(num_layers: int, num_slots: int, k: int | None, max_rows: int | None = None) -> int:
-    """Device memory of a `RequestSlots`, in bytes.
-
-    Parameters
-    ----------
-    num_layers, num_slots, k, max_rows
-        As for `RequestSlots`.
-
-    Raises
-    ------
-    ValueError
-        As for `RequestSlots`.
-
-    Examples
-    --------
-    DeepSeek-V3.2 on one rank, 61 layers and 2,048 requests: in KiB without positions, in MiB with them.
-
-    >>> state_bytes(61, 2048, None) >> 10, state_bytes(61, 2048, 2048) >> 20
-    (1960, 977)
-    """
-    checks = Checks("gvr_topk.request_slots.state_bytes")
-    num_layers, num_slots, k, max_rows = _sizes(checks, num_layers, num_slots, k, max_rows)
-    per_slot = STATE_FLOATS + (0 if k is None else k)
-    return 4 * (num_layers * num_slots * per_slot + max_rows)
-
-
 class _Group(NamedTuple):
     """Pinned buffers, and the event behind the copy out of the last one."""
 
@@ -227,7 +188,10 @@ class RequestSlots:
         device: str | torch.device = "cpu",
     ) -> None:
         checks = Checks(NAME)
-        num_layers, num_slots, k, max_rows = _sizes(checks, num_layers, num_slots, k, max_rows)
+        num_slots = checks.integer("num_slots", num_slots, 1, MAX_ROWS)
+        num_layers = checks.integer("num_layers", num_layers, 1, MAX_ROWS)
+        k = None if k is None else checks.integer("k", k, 1, MAX_WIDTH)
+        max_rows = num_slots if max_rows is None else checks.integer("max_rows", max_rows, 1, MAX_ROWS)
         self.device = checks.device("device", device)
         self.indices: Tensor | None = None
         if k is not None:
@@ -279,7 +243,7 @@ class RequestSlots:
 
     @property
     def nbytes(self) -> int:
-        """Device memory in bytes; equals `state_bytes`."""
+        """Device memory in bytes."""
         positions = 0 if self.indices is None else self.indices.nbytes
         return positions + self.words.nbytes + self.row_slot.nbytes
 

@@ -15,7 +15,7 @@ NAME = "gvr_topk.TopkState"
 
 
 def accept_rows(checks: Checks, words: Tensor, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
-    """Copy the state of each request's last accepted row into its slot, for any number of layers at once.
+    """Do for any number of layers at once what `TopkState.accept` does for one, and raise as it does.
 
     Parameters
     ----------
@@ -24,13 +24,6 @@ def accept_rows(checks: Checks, words: Tensor, next_state: Tensor, slots: Tensor
     words : Tensor, ``[..., slots, 4]``, float32
         State of the slots; updated in place.
     next_state : Tensor, ``[..., requests * next_n, 4]``, float32
-    slots, accepted : Tensor, ``[requests]``, integer
-        As for `TopkState.accept`.
-
-    Raises
-    ------
-    ValueError
-        An argument is no tensor, or its device, dtype or shape does not fit the others.
     """
     shape = (*words.shape[:-2], None, STATE_FLOATS)
     checks.tensor("next_state", next_state, words, torch.float32, shape, strided=True)
@@ -61,20 +54,7 @@ def fill_chosen(
 ) -> None:
     """Fill the chosen rows of tensors that have as many rows, each tensor with its value.
 
-    Parameters
-    ----------
-    checks : Checks
-        Checks of the function that is called.
-    argument : str
-        Name of its argument `chosen`.
-    chosen : int, sequence of int, or Tensor, ``[m]``, integer, or None
-        Rows, as for `TopkState.reset`.
-    tensors : sequence of (Tensor, ``[rows, any]``, and float)
-
-    Raises
-    ------
-    ValueError
-        A row given as a number does not exist, or `chosen` is none of these types.
+    What can be chosen, and what is raised, is as for `TopkState.reset`; `argument` is what errors call it.
     """
     like, count = tensors[0][0], tensors[0][0].shape[0]
     if isinstance(chosen, Tensor):

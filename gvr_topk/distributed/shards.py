@@ -133,11 +133,7 @@ class Shards:
     def positions(self, local: Tensor, lengths: Tensor | None) -> Tensor:
         """Map local positions to those of the row.
 
-        Parameters
-        ----------
-        local : Tensor, ``[rows, n]``, integer
-        lengths : Tensor, ``[world, rows]``, integer
-            Lengths of all parts, which only contiguous ownership reads.
+        Only contiguous ownership reads the lengths of all parts, ``[world, rows]``.
         """
         if self.interleave == 0:
             assert lengths is not None

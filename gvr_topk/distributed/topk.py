@@ -211,25 +211,11 @@ def _words(shards: Shards, logits: Tensor, best: Tensor) -> Tensor:
 def _agree(
     shards: Shards, words: Tensor, own: Tensor, k: int, head: Tensor, expected: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Find the k-th largest word of all ranks in every row.
+    """Find the k-th largest word of all ranks in every row, and the lengths of all parts, ``[world, rows]``.
 
-    Parameters
-    ----------
-    words : Tensor, ``[rows, k]``, int64
-        This rank's words; -1 for none.
-    own : Tensor, ``[rows]``, int64
-        Lengths of this rank's parts.
-    head : Tensor, ``[3]``, int64
-        Header of the call.
-    expected : Tensor, ``[rows]``, int32, optional
-        How many of this rank's words may be chosen.
-
-    Returns
-    -------
-    kth : Tensor, ``[rows]``, int64
-        The k-th largest word; 0, which is below all, where there are fewer; above all if ranks disagree.
-    lengths : Tensor, ``[world, rows]``, int64
-        Lengths of all parts.
+    The words of this rank, ``[rows, k]``, are -1 for none; `own` are the lengths of its parts. `expected`
+    says how many of its words may be chosen. The k-th word is 0, which is below all, where there are fewer
+    words, and above all if ranks disagree.
     """
     if k > shards.record:  # otherwise all words are sent, in any order
         words = torch.sort(words, dim=1, descending=True).values

@@ -68,12 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> bool:
-    """Replay, print the tables and write the files.
-
-    Returns
-    -------
-    bool
-        Whether every step was exact.
+    """Replay, print the tables and write the files; returns whether every step was exact.
 
     Raises
     ------

@@ -6,6 +6,9 @@ of its other results.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -31,11 +34,7 @@ def sorted_topk(logits: Tensor, lengths: Tensor, k: int) -> Tensor:
     Tensor, shape [rows, k], int32
         Ascending positions, then -1.
     """
-    result = np.full((logits.shape[0], k), -1, dtype=np.int32)
-    for row, (scores, length) in enumerate(zip(logits.float().numpy(), lengths.tolist(), strict=True)):
-        chosen = sorted_row(scores[: max(length, 0)], k)
-        result[row, : len(chosen)] = chosen
-    return torch.from_numpy(result)
+    return _by_row(logits, lengths, k, lambda scores, row: sorted_row(scores, k))
 
 
 def sorted_row(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int32]:
@@ -46,74 +45,47 @@ def sorted_row(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int32]
 
 
 def sorted_blocks(logits: Tensor, lengths: Tensor, block_k: int) -> Tensor:
-    """Best blocks of rows, as `gvr_topk.contract` states it.
+    """Best blocks of rows, as `gvr_topk.contract` states it; like `sorted_topk`, with numbers of blocks."""
 
-    Parameters
-    ----------
-    logits, lengths
-        As for `sorted_topk`.
-    block_k : int
-        Blocks per row.
+    def choose(scores: npt.NDArray[np.float32], row: int) -> list[int]:
+        greatest = [scores[at : at + BLOCK_SIZE].max() for at in range(0, len(scores), BLOCK_SIZE)]
+        if not greatest:
+            return []
+        newest = len(greatest) - 1
+        others = sorted_row(np.array(greatest[:newest], dtype=np.float32), block_k - 1)
+        return [*others, newest]
 
-    Returns
-    -------
-    Tensor, shape [rows, block_k], int32
-        Ascending numbers of blocks, then -1.
-    """
-    result = np.full((logits.shape[0], block_k), -1, dtype=np.int32)
-    for row, (scores, length) in enumerate(zip(logits.float().numpy(), lengths.tolist(), strict=True)):
-        visible = scores[: max(length, 0)]
-        greatest = [visible[at : at + BLOCK_SIZE].max() for at in range(0, len(visible), BLOCK_SIZE)]
-        if greatest:
-            newest = len(greatest) - 1
-            others = sorted_row(np.array(greatest[:newest], dtype=np.float32), block_k - 1)
-            result[row, : len(others) + 1] = [*others, newest]
-    return torch.from_numpy(result)
+    return _by_row(logits, lengths, block_k, choose)
 
 
 def sorted_in_blocks(logits: Tensor, lengths: Tensor, blocks: Tensor, k: int) -> Tensor:
-    """Exact top-k within given blocks of rows, as `gvr_topk.contract` states it.
+    """Exact top-k within given blocks of rows, as `gvr_topk.contract` states it; like `sorted_topk`.
 
-    Parameters
-    ----------
-    logits, lengths
-        As for `sorted_topk`.
-    blocks : Tensor, shape [rows, n_blocks], int32
-        Any numbers.
-    k : int
-        Items per row.
-
-    Returns
-    -------
-    Tensor, shape [rows, k], int32
-        Positions in the order of the blocks, then -1.
+    The blocks, ``[rows, n_blocks]``, may be any numbers. Positions stand in their order.
     """
-    result = np.full((logits.shape[0], k), -1, dtype=np.int32)
-    rows = zip(logits.float().numpy(), lengths.tolist(), blocks.tolist(), strict=True)
-    for row, (scores, length, given) in enumerate(rows):
-        visible = scores[: max(length, 0)]
-        within = [range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE) for block in given]
+
+    def choose(scores: npt.NDArray[np.float32], row: int) -> npt.NDArray[np.int64]:
+        within = [range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE) for block in blocks[row].tolist()]
         positions = np.array([position for block in within for position in block], dtype=np.int64)
-        there = positions[(positions >= 0) & (positions < len(visible))]
-        chosen = there[sorted_row(visible[there], k)]
+        there = positions[(positions >= 0) & (positions < len(scores))]
+        return there[sorted_row(scores[there], k)]
+
+    return _by_row(logits, lengths, k, choose)
+
+
+def _by_row(
+    logits: Tensor, lengths: Tensor, k: int, choose: Callable[[npt.NDArray[np.float32], int], Any]
+) -> Tensor:
+    """List what `choose` returns for the visible scores and the number of each row, then -1."""
+    result = np.full((logits.shape[0], k), -1, dtype=np.int32)
+    for row, (scores, length) in enumerate(zip(logits.float().numpy(), lengths.tolist(), strict=True)):
+        chosen = choose(scores[: max(length, 0)], row)
         result[row, : len(chosen)] = chosen
     return torch.from_numpy(result)
 
 
 def drop_masked_positions(logits: Tensor, positions: Tensor) -> Tensor:
-    """Positions whose score is not ``-inf``, in their order, then -1.
-
-    Parameters
-    ----------
-    logits : Tensor, shape [rows, width], floating point
-        At least one column.
-    positions : Tensor, shape [rows, k], int32
-        Positions, and -1 for none.
-
-    Returns
-    -------
-    Tensor, shape [rows, k], int32
-    """
+    """Positions whose score is not ``-inf``, in their order, then -1; there is a column of scores or more."""
     scores = logits.gather(1, positions.clamp(min=0).to(torch.int64))
     masked = (positions < 0) | torch.isneginf(scores)
     order = masked.to(torch.int8).argsort(dim=1, stable=True)  # those that stay before the others
@@ -123,22 +95,9 @@ def drop_masked_positions(logits: Tensor, positions: Tensor) -> Tensor:
 def translate_positions(positions: Tensor, page_table: Tensor, page_size: int, table_row: Tensor) -> Tensor:
     """Slots of positions in a paged cache, as the op's documentation says it.
 
-    Parameters
-    ----------
-    positions : Tensor, shape [rows, k], int32
-        Positions, and -1 for none.
-    page_table : Tensor, shape [requests, pages], int32
-        At least one request.
-    page_size : int
-        Positions per page.
-    table_row : Tensor, shape [rows], int64
-        Row of the page table for each row of positions; any number where all of those are -1.
-
-    Returns
-    -------
-    Tensor, shape [rows, k], int32
-        -1 for no position, for a page that the table does not hold or holds as a negative number, and for a
-        slot that int32 cannot hold.
+    `table_row` is the row of the page table for each row of positions; any number where all of those are -1.
+    There is at least one request. A slot is -1 for no position, for a page that the table does not hold or
+    holds as a negative number, and for a slot that int32 cannot hold.
     """
     requests, pages = page_table.shape
     # One column more, of a page that is not there, for all positions without one.

@@ -133,14 +133,7 @@ class RowStats:
 
 @dataclass(frozen=True)
 class RowResult:
-    """Top-k of one row.
-
-    Attributes
-    ----------
-    indices : ndarray, shape [k], int32
-        Ascending positions, then -1.
-    stats : RowStats
-    """
+    """Top-k of one row: ascending positions, then -1, ``[k]``, and how they were found."""
 
     indices: npt.NDArray[np.int32]
     stats: RowStats

@@ -164,26 +164,28 @@ def save_json(result: ReplayResult, folder: Path) -> Path:
 
 def save_plots(result: ReplayResult, folder: Path) -> list[Path]:
     """Write plots as PNG into `folder`: hit ratio, scores, the kernels' candidates, the paper's passes."""
-    plots: list[tuple[str, Callable[[Axes, ReplayResult], None]]] = [
-        ("hit_ratio", _plot_hit_ratio),
-        ("scores", _plot_scores),
+    plots: list[tuple[str, Callable[[Axes, ReplayResult], None], int]] = [
+        ("hit_ratio", _plot_hit_ratio, 3),
+        ("scores", _plot_scores, 2),
     ]
     if result.device != "cpu":
-        plots.append(("candidates", _plot_candidates))
+        plots.append(("candidates", _plot_candidates, 2))
     if result.variants:
-        plots.append(("passes", _plot_passes))
+        plots.append(("passes", _plot_passes, 3))
     # The object interface and not pyplot: no global state and no display is needed.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     paths = []
-    for name, draw in plots:
+    for name, draw, columns in plots:
         figure = Figure(figsize=(8.0, 4.6), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
         draw(axes, result)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=columns, frameon=False)
         path = folder / f"{result.source}_{name}.png"
         figure.savefig(path, dpi=_DPI)
         paths.append(path)
@@ -252,7 +254,6 @@ def _plot_hit_ratio(axes: Axes, result: ReplayResult) -> None:
     )
     # The axis ends just above the highest ratio, so that low ratios can be told apart.
     axes.set_ylim(0, min(1.0, 1.15 * max([chance, *(ratio for _, ratio in shown)])))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
 
 
 def _plot_passes(axes: Axes, result: ReplayResult) -> None:
@@ -285,7 +286,6 @@ def _plot_passes(axes: Axes, result: ReplayResult) -> None:
         xticks=place,
         xticklabels=[*map(str, place[:-1]), f"{most} or more"],
     )
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
 
 
 def _plot_candidates(axes: Axes, result: ReplayResult) -> None:
@@ -305,8 +305,6 @@ def _plot_candidates(axes: Axes, result: ReplayResult) -> None:
         ylabel="candidates",
     )
     axes.set_ylim(bottom=0)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
 
 
 def _plot_scores(axes: Axes, result: ReplayResult) -> None:
@@ -323,5 +321,3 @@ def _plot_scores(axes: Axes, result: ReplayResult) -> None:
         xlabel="indexer score",
         ylabel="positions per bin (log)",
     )
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)

@@ -31,7 +31,7 @@ _Z_POINTS = 4097
 
 @dataclass(frozen=True)
 class Family:
-    """A distribution with its shape parameters; location and scale belong to the layer."""
+    """A distribution of `scipy.stats` with its shape parameters; location and scale belong to the layer."""
 
     kind: str
     shape: tuple[float, ...] = ()
@@ -207,27 +207,11 @@ def _quantile_table(family: Family) -> tuple[npt.NDArray[np.float64], npt.NDArra
     A table, because a quantile function per element costs a hundred times the interpolation. Upper
     tails come from the survival function: ``Phi(z)`` rounds to 1 where the top-k lies.
     """
-    from scipy import special
+    from scipy import special, stats
 
     z = np.linspace(-_Z_LIMIT, _Z_LIMIT, _Z_POINTS)
-    log_below, log_above = special.log_ndtr(z), special.log_ndtr(-z)
-    if family.kind == "lognorm":
-        values = np.exp(family.shape[0] * z)
-    elif family.kind == "logistic":
-        values = log_below - log_above
-    elif family.kind == "weibull_min":
-        values = (-log_above) ** (1 / family.shape[0])
-    elif family.kind == "beta":
-        a, b = family.shape
-        values = np.where(
-            z < 0,
-            special.betaincinv(a, b, special.ndtr(z)),
-            1 - special.betaincinv(b, a, special.ndtr(-z)),
-        )
-    elif family.kind == "t":
-        values = -np.sign(z) * special.stdtrit(family.shape[0], special.ndtr(-np.abs(z)))
-    else:
-        raise ValueError(f"family: wanted lognorm, logistic, weibull_min, beta or t, got {family.kind!r}")
+    law = getattr(stats, family.kind)(*family.shape)
+    values = np.where(z < 0, law.ppf(special.ndtr(z)), law.isf(special.ndtr(-z)))
     density = np.exp(-0.5 * z * z)
     density /= density.sum()
     mean = density @ values
@@ -243,20 +227,9 @@ def _generator(n: int, k: int, seed: int) -> np.random.Generator:
 
 
 def adversarial_rows(n: int, k: int, seed: int) -> dict[str, Floats]:
-    """Rows that have broken top-k kernels, and rows that might.
+    """Rows of `n` elements that have broken top-k kernels, and rows that might.
 
-    Parameters
-    ----------
-    n : int
-        Elements of each row, at least 1.
-    k : int
-        Items that will be selected from the rows: ties are placed around the k-th value.
-    seed : int
-        Same seed, same rows.
-
-    Returns
-    -------
-    dict of str to ndarray, shape [n], float32
+    Ties are placed around the k-th value. The same seed makes the same rows.
     """
     rng = _generator(n, k, seed)
     noise = rng.standard_normal(n)
@@ -344,21 +317,7 @@ def adversarial_rows(n: int, k: int, seed: int) -> dict[str, Floats]:
 
 
 def adversarial_hints(n: int, k: int, seed: int) -> dict[str, Int32s]:
-    """Return worthless and senseless hints for a row of `n` elements; none may change a result.
-
-    Parameters
-    ----------
-    n : int
-        Row length, at least 1.
-    k : int
-        Length of a hint.
-    seed : int
-        Same seed, same hints.
-
-    Returns
-    -------
-    dict of str to ndarray, shape [k], int32
-    """
+    """Return worthless and senseless hints for a row of `n` elements; none may change a result."""
     rng = _generator(n, k, seed)
     limits = np.iinfo(np.int32)
     inside = rng.integers(0, n, k)

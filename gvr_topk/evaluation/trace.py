@@ -103,15 +103,6 @@ class Trace:
         ``x[s] = sum_h W[step, h] * relu(Q[step, h] . K[s]) / sqrt(head_dim)``, every product and sum in
         float32. The order of summation is the matrix library's, so the last bits may differ between
         machines; on one machine the row is the same on every call.
-
-        Parameters
-        ----------
-        step : int
-            Decode step, ``0 <= step < steps``.
-
-        Returns
-        -------
-        ndarray, shape [length(step)], float32
         """
         n = self.length(step)
         heads = self.Q[step].astype(np.float32) @ self._keys[:n].T
@@ -123,15 +114,7 @@ class Trace:
 def load_trace(path: str | Path) -> Trace:
     """Read and check a trace file.
 
-    Parameters
-    ----------
-    path : str or Path
-        An ``.npz`` archive with the arrays ``K [keys, head_dim]``, ``Q [steps, heads, head_dim]`` and
-        ``W [steps, heads]``, float16 or float32, finite, with at least as many keys as steps.
-
-    Returns
-    -------
-    Trace
+    It is an ``.npz`` archive with the arrays of a `Trace`, finite, with at least as many keys as steps.
 
     Raises
     ------

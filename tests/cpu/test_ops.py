@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rows import ROWS, WIDTH, int32, scores
 from torch import Tensor
 
 import gvr_topk
@@ -30,18 +31,8 @@ from gvr_topk.policy import asks_for_hint
 
 OP = torch.ops.gvr_topk.indexer_topk_decode.default
 USUAL = torch.ops.gvr_topk.indexer_topk_decode.usual
-ROWS, WIDTH, K, NEXT_N = 6, 64, 8, 2
+K, NEXT_N = 8, 2
 REQUESTS = ROWS // NEXT_N
-
-
-def int32(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
-
-
-def scores(rows: int = ROWS, width: int = WIDTH, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Rows with many ties, at the k-th place too."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-9, 9, (rows, width), generator=generator).to(dtype)
 
 
 NAN, INF = float("nan"), float("inf")

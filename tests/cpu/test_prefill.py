@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rows import ROWS, WIDTH, in_windows, int32, scores
 from torch import Tensor
 
 import gvr_topk
@@ -15,15 +16,10 @@ from gvr_topk import indexer_topk_prefill, ops
 from gvr_topk.arguments import PrefillArguments
 from gvr_topk.constants import MAX_WIDTH, HintReason, StatsColumn
 from gvr_topk.contract import DTYPES, row_windows
-from gvr_topk.evaluation.oracle import sorted_row
 
 OP = torch.ops.gvr_topk.indexer_topk_prefill.default
-ROWS, WIDTH, K, REQUESTS = 6, 64, 8, 3
+K, REQUESTS = 8, 3
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
-
-
-def int32(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 STARTS, ENDS = int32(0, 3, 60, 20, -5, 40), int32(WIDTH, 50, WIDTH, 29, 7, 40)
@@ -33,27 +29,11 @@ PAGE = 16
 OFFSETS = int32(100, 0, -1000)
 
 
-def scores(rows: int = ROWS, width: int = WIDTH, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Rows with many ties, at the k-th place too."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-9, 9, (rows, width), generator=generator).to(dtype)
-
-
-def expected(logits: Tensor, starts: Tensor, ends: Tensor, k: int) -> list[list[int]]:
-    """Positions of each row by a sort in NumPy of what a slice in Python gives."""
-    rows = []
-    for row, start, end in zip(logits.float().numpy(), starts.tolist(), ends.tolist(), strict=True):
-        window = row[max(start, 0) : max(min(end, len(row)), 0)]
-        chosen = sorted_row(window, k).tolist()
-        rows.append(chosen + [-1] * (k - len(chosen)))
-    return rows
-
-
 def agree(logits: Tensor, starts: Tensor, ends: Tensor, k: int, **options: Any) -> Tensor:
     """Call the op, which has to give what is expected."""
     got = indexer_topk_prefill(logits, starts, ends, k, **options)
     assert got.dtype == torch.int32
-    assert got.tolist() == expected(logits, starts, ends, k)
+    assert got.tolist() == in_windows(logits, starts, ends, k)
     return got
 
 
@@ -243,7 +223,7 @@ def test_compiled_whole(backend: str) -> None:
         logits, starts, ends = scores(seed=seed), STARTS.clamp(min=0) + seed, ENDS - seed
         got, wanted = compiled(logits, starts, ends), chunk(logits, starts, ends)
         assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
-        assert got[0].tolist() == shifted(expected(logits, starts, ends + 1, K), starts.tolist())
+        assert got[0].tolist() == shifted(in_windows(logits, starts, ends + 1, K), starts.tolist())
 
 
 # ---------------------------------------------------------------- the docstring and random values

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import in_windows, int32
 from torch import Tensor
 
 import gvr_topk
@@ -20,16 +21,11 @@ from gvr_topk import PrefillCarry, carry, indexer_topk_prefill
 from gvr_topk.arguments import PrefillSliceArguments
 from gvr_topk.constants import FLAG_PDL, MAX_WIDTH
 from gvr_topk.contract import DTYPES
-from gvr_topk.evaluation.oracle import sorted_row
 
 OP = torch.ops.gvr_topk.indexer_topk_prefill_slice.default
 ROWS, WIDTH, K, REQUESTS, PAGE = 6, 60, 8, 3, 16
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 INF, NAN = float("inf"), float("nan")
-
-
-def int32(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 STARTS, ENDS = int32(0, 3, 58, 20, -5, 40), int32(WIDTH, 50, WIDTH, 29, 7, 40)
@@ -55,15 +51,6 @@ def in_slices(
             return out[:, :k]
         assert indexer_topk_prefill(logits[:, begin:end], starts, ends, k, **given_) is None
     raise AssertionError("no slice")
-
-
-def expected(logits: Tensor, starts: Tensor, ends: Tensor, k: int) -> list[list[int]]:
-    """Positions of each row by a sort in NumPy of what a slice in Python gives."""
-    rows = []
-    for row, start, end in zip(logits.float().numpy(), starts.tolist(), ends.tolist(), strict=True):
-        chosen = sorted_row(row[max(start, 0) : max(min(end, len(row)), 0)], k).tolist()
-        rows.append(chosen + [-1] * (k - len(chosen)))
-    return rows
 
 
 # ---------------------------------------------------------------- any slices
@@ -94,7 +81,7 @@ def test_any_slices_give_what_a_sort_of_the_whole_row_gives(
     kept = PrefillCarry(rows, k)
     for turn in range(2):
         got = in_slices(logits, starts, ends, bounds, kept)
-        assert got.tolist() == expected(logits, starts, ends, k), turn
+        assert got.tolist() == in_windows(logits, starts, ends, k), turn
 
 
 @pytest.mark.parametrize("step", [1, 7, 8, 9, 59, 60])
@@ -103,7 +90,7 @@ def test_one_carry_serves_every_dtype(step: int) -> None:
     kept = PrefillCarry(ROWS, K)
     for dtype in DTYPES:
         got = in_slices(scores().to(dtype), STARTS, ENDS, bounds, kept)
-        assert got.tolist() == expected(scores().to(dtype), STARTS, ENDS, K)
+        assert got.tolist() == in_windows(scores().to(dtype), STARTS, ENDS, K)
 
 
 def test_ties_go_to_the_smallest_positions_of_all_slices() -> None:
@@ -127,7 +114,7 @@ def test_the_last_columns_of_the_longest_row() -> None:
 def test_more_items_than_columns() -> None:
     kept, k = PrefillCarry(ROWS, WIDTH + 40), WIDTH + 40
     got = in_slices(scores(), STARTS, ENDS, [0, 9, 30, WIDTH], kept)
-    assert got.tolist() == expected(scores(), STARTS, ENDS, k)
+    assert got.tolist() == in_windows(scores(), STARTS, ENDS, k)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(0, 10), (0, 0), (2, 0)])
@@ -214,7 +201,7 @@ def test_rows_that_are_given_up(rows: Any) -> None:
     assert torch.equal(kept.words, words)
     fresh = torch.zeros(ROWS, dtype=torch.int32)
     got = in_slices(scores(), fresh, fresh + WIDTH, [0, 25, WIDTH], kept)
-    wanted = expected(scores(), fresh, fresh + WIDTH, K)
+    wanted = in_windows(scores(), fresh, fresh + WIDTH, K)
     for row in sorted(emptied & set(range(ROWS))):
         assert got[row].tolist() == wanted[row], row
 
@@ -264,7 +251,8 @@ def test_any_content_is_safe() -> None:
         before = kept.words[ROWS:].clone()
         in_slices(scores(), STARTS, ENDS, bounds, kept)
         assert torch.equal(kept.words[ROWS:], before)
-        assert in_slices(scores(), STARTS, ENDS, bounds, kept).tolist() == expected(scores(), STARTS, ENDS, K)
+        again = in_slices(scores(), STARTS, ENDS, bounds, kept)
+        assert again.tolist() == in_windows(scores(), STARTS, ENDS, K)
 
 
 # ---------------------------------------------------------------- torch.library and torch.compile
@@ -292,7 +280,7 @@ def test_compiled_whole(backend: str) -> None:
     compiled: Callable[..., Any] = torch.compile(step, fullgraph=True, backend=backend)
     for seed in range(2):
         got = compiled(scores(seed), STARTS, ENDS, torch.empty(ROWS, K, dtype=torch.int32))
-        assert (got - 1).tolist() == expected(scores(seed), STARTS, ENDS, K)
+        assert (got - 1).tolist() == in_windows(scores(seed), STARTS, ENDS, K)
 
 
 def test_the_examples_of_the_docstrings() -> None:

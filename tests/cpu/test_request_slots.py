@@ -26,7 +26,6 @@ from gvr_topk.request_slots import (
     RequestSlots,
     SlotsFullError,
     _PinnedBuffers,
-    state_bytes,
 )
 
 K, WIDTH = 3, 11
@@ -397,22 +396,19 @@ HASHABLE = r"wanted hashable ids, such as those of tolist\(\)"
         (lambda p: p.release([]), "request_id: wanted hashable ids, got list"),
         (lambda p: p.slot_of({}), "request_id: wanted hashable ids, got dict"),
         (lambda p: p.seed(0, [], torch.arange(3)), "request_id: wanted hashable ids, got list"),
-        (lambda p: state_bytes(1, 0, 1), "num_slots: wanted 1 to 67108864, got 0"),
     ],
 )
 def test_bad_arguments_are_named(call, text: str) -> None:  # type: ignore[no-untyped-def]
     called = call.__code__.co_names[0]
-    names = {"RequestSlots": "RequestSlots", "state_bytes": "request_slots.state_bytes"}
-    name = re.escape(f"gvr_topk.{names.get(called, f'RequestSlots.{called}')}")
+    name = re.escape("gvr_topk.RequestSlots" + ("" if called == "RequestSlots" else f".{called}"))
     with pytest.raises(ValueError, match=f"^{name}: {text}$"):
         call(RequestSlots(1, 2, K))
 
 
 def test_bytes_match_the_allocation() -> None:
-    assert state_bytes(61, 64, 2048, 256) == RequestSlots(61, 64, 2048, max_rows=256).nbytes
-    assert state_bytes(2, 3, 4) == RequestSlots(2, 3, 4).nbytes
+    assert RequestSlots(5, 64, 2048, max_rows=256).nbytes == 4 * (5 * 64 * (4 + 2048) + 256)
     # TensorRT-LLM's default of 2,048 requests, the 61 layers of DeepSeek-V3.2: under two MiB.
-    assert state_bytes(61, 2048, None) == RequestSlots(61, 2048, None).nbytes < 2**21
+    assert RequestSlots(61, 2048, None).nbytes == 4 * (61 * 2048 * 4 + 2048) < 2**21
 
 
 REQUESTS = st.integers(0, 7)

@@ -23,6 +23,10 @@ def integers(low: int, high: int, count: int, seed: int) -> Tensor:
     return torch.randint(low, high, (count,), generator=draw(seed), device="cuda", dtype=torch.int32)
 
 
+def normal(rows: int, width: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(rows, width, generator=draw(seed + width), device="cuda").to(dtype)
+
+
 def rows_of_requests(rows: int, width: int, seed: int = 0, requests: int = 1, noise: float = 0.1) -> Tensor:
     """Neighbouring rows of a request are much alike, as the indexer's scores of neighbouring tokens are."""
     shape = (requests, width)

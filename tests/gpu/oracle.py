@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from contents import integers
 from torch import Tensor
 
 from gvr_topk.arguments import DecodeArguments, PrefillArguments
+from gvr_topk.carry import PrefillCarry
 from gvr_topk.constants import (
     FLAG_DROP_MASKED,
     FLAG_PDL,
@@ -21,7 +25,7 @@ from gvr_topk.constants import (
 )
 from gvr_topk.contract import drop_masked, exact_topk, order_key, row_lengths
 from gvr_topk.ops import indexer_topk_decode, indexer_topk_prefill, launch
-from gvr_topk.policy import parse_path
+from gvr_topk.policy import Plan, parse_path, plan
 from gvr_topk.state import TopkState
 
 POISON = -7777
@@ -160,6 +164,14 @@ def columns(stats: Tensor) -> dict[StatsColumn, list[int]]:
     return {column: stats[:, column].tolist() for column in StatsColumn}
 
 
+def plan_here(rows: int, width: int, k: int, dtype: torch.dtype = torch.float32, ctas: int = 0) -> Plan:
+    """The plan of a launch on this GPU, all of whose multiprocessors are free."""
+    device = torch.cuda.get_device_properties(0)
+    arch = 10 * device.major + device.minor
+    sizes = {"sm_count": device.multi_processor_count, "ctas_per_row": ctas}
+    return plan(rows=rows, width=width, k=k, dtype=dtype, arch=arch, **sizes)
+
+
 def poisoned(*shape: int) -> Tensor:
     """Integers that no call leaves."""
     return torch.full(shape, POISON, dtype=torch.int32, device="cuda")
@@ -173,6 +185,7 @@ def full_lengths(logits: Tensor) -> Tensor:
 # ---------------------------------------------------------------- prefill
 
 GUARD_WORDS = 16
+CARRY_GUARD = 0x5A5A5A5A5A5A5A5A
 SORTED_AT_ONCE = 1 << 24
 """Elements that the oracle of windows sorts in one go."""
 
@@ -235,6 +248,62 @@ def run_prefill(
     for name, (buffer, inner) in outputs.items():
         check_guards(name, buffer, inner)
     return Written(given["out"], given["counts"], given.get("slots"), given.get("stats"))
+
+
+def guarded_carry(rows: int, k: int) -> tuple[Tensor, PrefillCarry]:
+    """A carry between guard words, and the buffer that it lies in."""
+    size = rows * (k + 1)
+    buffer = torch.full((size + 32,), CARRY_GUARD, dtype=torch.int64, device="cuda")
+    carry = PrefillCarry(1, k, "cuda")
+    carry.words = buffer[16:-16].view(rows, k + 1)
+    carry.reset()
+    return buffer, carry
+
+
+def check_carry(buffer: Tensor) -> None:
+    """The guard words around a carry are as they were."""
+    assert bool((buffer[:16] == CARRY_GUARD).all()) and bool((buffer[-16:] == CARRY_GUARD).all())
+
+
+def run_slices(
+    logits: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    k: int,
+    bounds: Sequence[int],
+    *,
+    carry: PrefillCarry | None = None,
+    slots: bool = False,
+    **options: Any,
+) -> list[Tensor]:
+    """Select slice by slice, with guard words around all that is written: positions, counts, cache slots."""
+    rows = len(logits)
+    buffer, own = guarded_carry(rows, k)
+    carry = carry or own
+    outputs = {"out": guarded(rows, k), "counts": guarded(1, rows)}
+    if slots:
+        outputs["slots"] = guarded(rows, k, gap=1)
+    written = {name: inner for name, (_, inner) in outputs.items()}
+    written["counts"] = written["counts"][0]
+    for begin, end in itertools.pairwise(bounds):
+        last = end == bounds[-1]
+        given = {**written, **options} if last else {}
+        part = logits[:, begin:end]
+        indexer_topk_prefill(part, starts, ends, k, carry=carry, column=begin, **given)
+        if last:
+            break
+        for _, inner in outputs.values():
+            assert bool((inner == POISON).all()), "a call without out wrote a result"
+    for name, (whole, inner) in outputs.items():
+        check_guards(name, whole, inner)
+    check_carry(buffer)
+    assert bool((carry.words[:rows, 0] == 0).all())
+    return list(written.values())
+
+
+def cuts(width: int, pieces: int, seed: int) -> list[int]:
+    """Bounds of slices of any width."""
+    return [0, *sorted(integers(0, width + 1, pieces - 1, seed).tolist()), width]
 
 
 def sorted_windows(logits: Tensor, starts: Tensor, ends: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from contents import int32
+from contents import int32, normal
 from launches import skip_unserved
 from oracle import (
     ANY_K,
@@ -26,7 +26,6 @@ from oracle import (
     visible_lengths,
     wrong_rows,
 )
-from torch import Tensor
 
 import gvr_topk
 from gvr_topk.constants import FLAG_CLAMP_PAGES, MAX_WIDTH
@@ -38,11 +37,6 @@ from gvr_topk.policy import plan
 INT_MIN = -(2**31)
 # One of each kernel family on a whole H200: small rows, resident with two widths of registers, streaming.
 WIDTHS = (5000, 20_001, 131_072, 262_144, 300_001)
-
-
-def normal(rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    generator = torch.Generator(device="cuda").manual_seed(width)
-    return torch.randn(rows, width, device="cuda", generator=generator).to(dtype)
 
 
 # ---------------------------------------------------------------- k and lengths

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from contents import normal
 from launches import captured, never_waiting, unobtrusive
 from oracle import (
     PATHS,
@@ -42,11 +43,6 @@ from gvr_topk.request_slots import PINNED_BUFFERS
 from gvr_topk.state import TopkState
 
 K = 2048
-
-
-def normal(rows: int, width: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator(device="cuda").manual_seed(seed)
-    return torch.randn(rows, width, device="cuda", generator=generator)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -300,7 +296,7 @@ def test_programmatic_launch_waits_for_the_scores(pdl: bool) -> None:
     logits = torch.zeros(4, 90_000, device="cuda")
     lengths, out = full_lengths(logits), torch.empty(4, K, dtype=torch.int32, device="cuda")
     for seed in range(10):
-        fresh = normal(4, 90_000, seed)
+        fresh = normal(4, 90_000, seed=seed)
         logits.copy_(fresh)
         gvr_topk.indexer_topk_decode(logits, lengths, K, out=out, pdl=pdl)
         assert wrong_rows(out, fresh, lengths, K) == []

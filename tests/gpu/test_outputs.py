@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from contents import int32
+from contents import int32, normal
 from launches import skip_unserved
 from oracle import (
     ANY_K,
@@ -32,11 +32,6 @@ K = 2048
 INT32 = torch.iinfo(torch.int32)
 WIDTHS = (900, 8192, 40_001, 131_072, 300_004)
 """One CTA for a row, clusters that hold it, and rows that stream; some of them off alignment."""
-
-
-def normal(rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    draw = torch.Generator(device="cuda").manual_seed(rows + width)
-    return torch.randn(rows, width, device="cuda", generator=draw).to(dtype)
 
 
 # ---------------------------------------------------------------- lengths by row

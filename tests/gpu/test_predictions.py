@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import columns, exact, full_lengths, new_stats, words
+from oracle import columns, exact, full_lengths, new_stats, plan_here, words
 from torch import Tensor
 
 from gvr_topk.constants import STATE_ZSCORE_ORIGIN, GuessSource, HintReason, StatsColumn
-from gvr_topk.policy import plan
 from gvr_topk.state import TopkState
 
 K = 2048
@@ -26,16 +25,6 @@ SHAPES = {
     "streaming, one CTA": (131_072, 1),
 }
 """Width and forced cluster size."""
-
-
-def family_of(logits: Tensor, ctas: int) -> str:
-    """The kernel of such a launch on this GPU, all of whose multiprocessors are free."""
-    device = torch.cuda.get_device_properties(logits.device)
-    rows, width = logits.shape
-    return plan(
-        rows=rows, width=width, k=K, dtype=logits.dtype, ctas_per_row=ctas,
-        sm_count=device.multi_processor_count, arch=10 * device.major + device.minor,
-    ).family  # fmt: skip
 
 
 def chain(kind: str, width: int, dtype: torch.dtype, seed: int = 5) -> list[Tensor]:
@@ -60,7 +49,7 @@ def test_steps_of_a_chain_are_predicted(shape: str, kind: str, dtype: torch.dtyp
     left, sources, hits = words(2), set(), 0
     family = ""
     for step, logits in enumerate(chain(kind, width, dtype)):
-        family = family_of(logits, ctas)
+        family = plan_here(*logits.shape, K, dtype, ctas).family
         lengths, stats = full_lengths(logits), new_stats(2)
         exact(logits, lengths, K, ctas=ctas, state=TopkState.of(left, None, K), stats=stats, said=step)
         seen = columns(stats)

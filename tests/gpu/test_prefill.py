@@ -8,7 +8,17 @@ import pytest
 import torch
 from contents import CONTENTS, draw, int32, integers, rows_of_requests
 from launches import captured, unobtrusive
-from oracle import POISON, Written, place, poisoned, run_prefill, sorted_windows, wrong_windows
+from oracle import (
+    POISON,
+    Written,
+    cuts,
+    place,
+    poisoned,
+    run_prefill,
+    run_slices,
+    sorted_windows,
+    wrong_windows,
+)
 from torch import Tensor
 
 from gvr_topk import indexer_topk_prefill
@@ -22,12 +32,19 @@ NAN, INF = float("nan"), float("inf")
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 
 
-def assert_exact(logits: Tensor, starts: Tensor, ends: Tensor, k: int, **arguments: Any) -> Written:
-    written = run_prefill(logits, starts, ends, k, **arguments)
+def assert_exact(
+    logits: Tensor, starts: Tensor, ends: Tensor, k: int, *, path: str = "auto", **arguments: Any
+) -> Written:
+    """Compare a call, and whether the kernel of long rows and slices of the columns give the same."""
+    written = run_prefill(logits, starts, ends, k, path=path, **arguments)
     assert wrong_windows(written, logits, starts, ends, k) == []
     # Another kernel takes the rows that registers hold.
-    streamed = run_prefill(logits, starts, ends, k, streams=True, **arguments)
+    streamed = run_prefill(logits, starts, ends, k, streams=True, path=path, **arguments)
     assert torch.equal(streamed.out, written.out) and torch.equal(streamed.counts, written.counts)
+    if path == "auto":  # which makes no difference to slices
+        width = logits.shape[1]
+        out, counts = run_slices(logits, starts, ends, k, cuts(width, 4, seed=width + k))
+        assert torch.equal(out, written.out) and torch.equal(counts, written.counts)
     return written
 
 
@@ -136,6 +153,8 @@ def test_nothing_outside_of_a_window_is_read_as_a_score(poison: float, dtype: to
     logits.masked_fill_(outside, poison)
     for path in PATHS:
         assert torch.equal(run_prefill(logits, starts, ends, k, path=path).out, wanted)
+    for bounds in ([0, width], [0, 4500, 7500, width]):
+        assert torch.equal(run_slices(logits, starts, ends, k, bounds)[0], wanted)
 
 
 def test_rows_of_scores_may_overlap() -> None:
@@ -222,7 +241,7 @@ def test_scores_of_more_than_32_bits_of_elements() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("k", [7, 1024])
+@pytest.mark.parametrize("k", [7, 1024, 2500])
 @pytest.mark.parametrize("page_size", [1, 64, 100, 2**31 - 1])
 @pytest.mark.parametrize("by_request", [False, True])
 def test_offsets_and_page_tables_are_those_of_the_cpu(
@@ -255,6 +274,9 @@ def test_offsets_and_page_tables_are_those_of_the_cpu(
             assert torch.equal(written.counts.cpu(), wanted_counts)
             if wanted_slots is not None and written.slots is not None:
                 assert torch.equal(written.slots.cpu(), wanted_slots)
+            sliced = run_slices(logits, starts, ends, k, cuts(width, 5, seed=k), slots=slots, **tables)
+            in_one_call = (written.out, written.counts, written.slots)
+            assert all(torch.equal(*pair) for pair in zip(sliced, in_one_call, strict=False))
 
 
 # ---------------------------------------------------------------- execution

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from contents import int32, normal
 from launches import captured
 from oracle import (
     POISON,
@@ -17,6 +18,7 @@ from oracle import (
     exact,
     new_state,
     new_stats,
+    plan_here,
     poisoned,
     run,
     words,
@@ -44,15 +46,6 @@ LENGTHS = (
 )  # fmt: skip
 
 
-def noise(rows: int, width: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    draw = torch.Generator(device="cuda").manual_seed(seed + width)
-    return torch.randn(rows, width, device="cuda", generator=draw).to(dtype)
-
-
-def int32(values: list[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32, device="cuda")
-
-
 def hide_ends(logits: Tensor, lengths: Tensor) -> Tensor:
     """What lies behind each row's end becomes NaN, which a kernel that counts it would rank first."""
     position = torch.arange(logits.shape[1], device="cuda")
@@ -61,15 +54,7 @@ def hide_ends(logits: Tensor, lengths: Tensor) -> Tensor:
 
 def lengths_for(rows: int, step: int) -> Tensor:
     """A length for each row; another step takes others of them."""
-    return int32([LENGTHS[(row + step) % len(LENGTHS)] for row in range(rows)])
-
-
-def plan_of(rows: int, width: int, dtype: torch.dtype) -> Plan:
-    device = torch.cuda.get_device_properties(0)
-    return plan(
-        rows=rows, width=width, k=K, dtype=dtype, sm_count=device.multi_processor_count,
-        arch=10 * device.major + device.minor,
-    )  # fmt: skip
+    return int32(*[LENGTHS[(row + step) % len(LENGTHS)] for row in range(rows)])
 
 
 def longest_solo_row(made: Plan, width: int) -> int:
@@ -90,10 +75,10 @@ def test_lengths_that_change_from_step_to_step(width: int, rows: int, dtype: tor
     state = new_state(rows + 3, K, keep_indices=True)
     assert state.indices is not None
     slots = (torch.arange(rows, device="cuda") + 3).flip(0).to(torch.int32)
-    logits = noise(rows, width, dtype)
+    logits = normal(rows, width, dtype)
     for step in range(len(LENGTHS) if rows == 1 else 5):
         lengths = lengths_for(rows, step)
-        shown = hide_ends(logits + 0.01 * noise(rows, width, dtype, seed=step), lengths)
+        shown = hide_ends(logits + 0.01 * normal(rows, width, dtype, seed=step), lengths)
         counts = poisoned(rows)
         got = exact(shown, lengths, K, state=state, row_slot=slots, counts=counts, said=step)
         assert torch.equal(counts, lengths.clamp(max=K))
@@ -104,8 +89,8 @@ def test_lengths_that_change_from_step_to_step(width: int, rows: int, dtype: tor
 @pytest.mark.parametrize("k", [1, 7, 512, 2047, 2048, 2049, 5000])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_k(width: int, k: int, path: str) -> None:
-    lengths = int32([k, k + 1, 4096, LIMIT, LIMIT + 1, width, 0, -3])
-    logits = hide_ends(noise(8, width), lengths)
+    lengths = int32(k, k + 1, 4096, LIMIT, LIMIT + 1, width, 0, -3)
+    logits = hide_ends(normal(8, width), lengths)
     state = new_state(8, k)
     for _ in range(3):
         exact(logits, lengths, k, path=path, state=state)
@@ -118,7 +103,7 @@ def test_forced_clusters(ctas: int, rows: int) -> None:
     """Parts of the first CTA that end before the row, at its end and behind it."""
     for width in (16_388, 40_000, 65_536, 131_072, 262_144, 262_148):
         lengths = lengths_for(rows, ctas).clamp(max=width)
-        logits = hide_ends(noise(rows, width), lengths)
+        logits = hide_ends(normal(rows, width), lengths)
         state = new_state(rows, K)
         for _ in range(2):
             exact(logits, lengths, K, ctas=ctas, state=state, said=width)
@@ -132,7 +117,7 @@ def test_hard_rows(length: int, width: int, dtype: torch.dtype) -> None:
     logits = torch.full((len(kinds), width), torch.nan, device="cuda", dtype=dtype)
     for row, scores in enumerate(kinds.values()):
         logits[row, :length] = torch.from_numpy(scores).to("cuda").to(dtype)
-    lengths = int32([length] * len(kinds))
+    lengths = int32(*[length] * len(kinds))
     state = new_state(len(kinds), K)
     for _ in range(3):
         exact(logits, lengths, K, state=state)
@@ -143,7 +128,7 @@ def test_hard_rows(length: int, width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("width", [131_072, 1 << 20])
 def test_masked_rows(width: int, share: float, fill: float) -> None:
     lengths = lengths_for(12, 0)
-    logits = noise(12, width)
+    logits = normal(12, width)
     draw = torch.Generator(device="cuda").manual_seed(1)
     logits = logits.masked_fill(torch.rand(logits.shape, device="cuda", generator=draw) < share, fill)
     logits = hide_ends(logits, lengths)
@@ -161,12 +146,12 @@ def test_pages_drafts_and_shared_slots(width: int) -> None:
     """Two rows to a request, slots that several requests name, and positions beside cache slots."""
     requests, next_n, page_size = 8, 2, 64
     rows = requests * next_n
-    lengths = int32([K + 1, K + 2, 4096, 8193, LIMIT, LIMIT + 1, LIMIT + 2, 40_000])
-    logits = noise(rows, width)
+    lengths = int32(K + 1, K + 2, 4096, 8193, LIMIT, LIMIT + 1, LIMIT + 2, 40_000)
+    logits = normal(rows, width)
     draw = torch.Generator(device="cuda").manual_seed(2)
     shape = (requests, width // page_size)
     table = torch.randint(0, 1 << 20, shape, dtype=torch.int32, device="cuda", generator=draw)
-    row_slot = int32([0, 0, 1, 1, 1, 1, 2, 2, -1, -1, 3, 3, 3, 3, 0, 0])
+    row_slot = int32(0, 0, 1, 1, 1, 1, 2, 2, -1, -1, 3, 3, 3, 3, 0, 0)
     state = new_state(4, K, keep_indices=True)
     assert state.indices is not None
     for _ in range(3):
@@ -186,7 +171,7 @@ def test_pages_drafts_and_shared_slots(width: int) -> None:
 def test_graph_replay_with_changed_lengths(width: int, rows: int, keep_indices: bool) -> None:
     if rows * width > 1 << 26:
         pytest.skip("such rows are in the other tests")
-    logits, scores = noise(rows, width), noise(rows, width, seed=1)
+    logits, scores = normal(rows, width), normal(rows, width, seed=1)
     lengths = lengths_for(rows, 0)
     state = new_state(rows, K, keep_indices=keep_indices)
     slots = torch.arange(rows, dtype=torch.int32, device="cuda")
@@ -194,7 +179,7 @@ def test_graph_replay_with_changed_lengths(width: int, rows: int, keep_indices: 
     arguments = call(logits, lengths, out, state=state, row_slot=slots)
     graph = captured(lambda: launch(arguments))
     for step in range(14):
-        lengths.copy_(lengths_for(rows, step) if step != 9 else int32([width] * rows))
+        lengths.copy_(lengths_for(rows, step) if step != 9 else int32(*[width] * rows))
         logits.copy_(hide_ends(scores + 0.01 * step, lengths))
         out.fill_(POISON)
         graph.replay()
@@ -208,18 +193,18 @@ def test_statistics_and_states_are_those_of_a_short_row(
     width: int, rows: int, length: int, dtype: torch.dtype
 ) -> None:
     """The window is exact arithmetic: a buffer as long as a short row leaves the same, bit for bit."""
-    made = plan_of(rows, width, dtype)
+    made = plan_here(rows, width, K, dtype)
     if length > longest_solo_row(made, width):
         pytest.skip("such a row is shared by the cluster, which predicts by other numbers")
     values = values_of_solo_row(made, width=width, length=length, k=K)
     narrow = 512 * values
-    short = plan_of(rows, narrow, dtype)
+    short = plan_here(rows, narrow, K, dtype)
     assert (short.family, short.values_per_thread) == ("small_row", values)
-    left, base = words(rows), noise(rows, width, dtype)
+    left, base = words(rows), normal(rows, width, dtype)
     alone = left.clone()
-    lengths, used = int32([length] * rows), 0
+    lengths, used = int32(*[length] * rows), 0
     for step in range(5):
-        logits = hide_ends(base + 0.02 * noise(rows, width, dtype, seed=step), lengths)
+        logits = hide_ends(base + 0.02 * normal(rows, width, dtype, seed=step), lengths)
         stats, stats_alone = new_stats(rows), new_stats(rows)
         got = run(logits, lengths, K, state=TopkState.of(left, None, K), stats=stats)
         same = logits[:, :narrow].contiguous()
@@ -236,12 +221,12 @@ def test_statistics_and_states_are_those_of_a_short_row(
 @pytest.mark.parametrize("width", [40_960, 131_072, 1 << 20])
 def test_rows_that_grow_past_the_limit_stay_predicted(width: int, rows: int, dtype: torch.dtype) -> None:
     """The first step that the cluster shares goes by the window that the last short one has left."""
-    base, left = noise(rows, width, dtype), words(rows)
-    limit = longest_solo_row(plan_of(rows, width, dtype), width)
+    base, left = normal(rows, width, dtype), words(rows)
+    limit = longest_solo_row(plan_here(rows, width, K, dtype), width)
     for step in range(12):
         length = limit - 6 + step
-        lengths = int32([length] * rows)
-        logits = hide_ends(base + 0.01 * noise(rows, width, dtype, seed=1 + step), lengths)
+        lengths = int32(*[length] * rows)
+        logits = hide_ends(base + 0.01 * normal(rows, width, dtype, seed=1 + step), lengths)
         before, stats = left.clone(), new_stats(rows)
         exact(logits, lengths, K, state=TopkState.of(left, None, K), stats=stats, said=length)
         windows = (before[:, 0] < 0) & (before[:, 0] != STATE_UNKNOWN)
@@ -257,9 +242,9 @@ def test_rows_that_grow_past_the_limit_stay_predicted(width: int, rows: int, dty
 def test_lengths_that_another_stream_rewrites() -> None:
     """CTAs of a cluster may read different lengths: the launch ends, and writes its own results alone."""
     rows, width = 8, 131_072
-    logits = noise(rows, width)
-    lengths = int32([LIMIT] * rows)
-    choices = [int32([n] * rows) for n in (LIMIT, 60_000, 100, LIMIT + 1, width, 4096)]
+    logits = normal(rows, width)
+    lengths = int32(*[LIMIT] * rows)
+    choices = [int32(*[n] * rows) for n in (LIMIT, 60_000, 100, LIMIT + 1, width, 4096)]
     guarded = poisoned(rows, K + 8)
     out: Any = guarded[:, :K]
     state = new_state(rows, K)

@@ -12,9 +12,9 @@ from launches import never_waiting
 from torch import Tensor
 
 from gvr_topk import kth_value, topk, topk_mask, topk_threshold, torch_backend
+from gvr_topk.contract import DTYPES
 from tests.topk_oracle import KINDS, best, rows_of
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BOTH = pytest.mark.parametrize("largest", [True, False])
 
 

@@ -126,12 +126,7 @@ class Counters:
     def write_if_due(self, variable: str, say: Say) -> None:
         """Write this process's metrics file, if the last one is old enough; most steps do no more than ask.
 
-        Parameters
-        ----------
-        variable : str
-            Environment variable with the folder for the file, which a collector reads. It is created.
-        say : Say
-            Told once what keeps the file from being written.
+        The variable of the environment names the folder for the file, which a collector reads; it is created.
         """
         now = time.monotonic()
         if now < self._next_write:

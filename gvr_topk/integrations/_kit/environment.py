@@ -100,35 +100,17 @@ def user_mode(variable: str) -> Mode | None:
 
 
 def sampler(variable: str = ENABLE_SAMPLER) -> bool:
-    """Whether a variable, by default ``GVR_TOPK_SAMPLER``, asks for the functions of a sampler.
-
-    Raises
-    ------
-    ValueError
-        As for `user_mode`.
-    """
+    """Whether a variable, by default ``GVR_TOPK_SAMPLER``, asks for a sampler; see `user_mode`."""
     return user_mode(variable) not in (None, Mode.OFF)
 
 
 def slices() -> bool:
-    """Whether ``GVR_TOPK_VLLM_SLICES`` asks for scores in slices.
-
-    Raises
-    ------
-    ValueError
-        As for `user_mode`.
-    """
+    """Whether ``GVR_TOPK_VLLM_SLICES`` asks for scores in slices; see `user_mode`."""
     return user_mode(ENABLE_SLICES) not in (None, Mode.OFF)
 
 
 def drafts() -> bool:
-    """Whether ``GVR_TOPK_SAMPLER`` asks for what accepts drafts.
-
-    Raises
-    ------
-    ValueError
-        As for `user_mode`.
-    """
+    """Whether ``GVR_TOPK_SAMPLER`` asks for what accepts drafts; see `user_mode`."""
     return user_mode(ENABLE_SAMPLER) is Mode.DRAFTS
 
 
@@ -153,13 +135,7 @@ def programmatic_launch() -> bool:
 
 
 def mode() -> Mode:
-    """Return what ``TRTLLM_GVR_TOPK`` asks for, or else the YAML that was validated last.
-
-    Raises
-    ------
-    ValueError
-        As for `user_mode`.
-    """
+    """Return what ``TRTLLM_GVR_TOPK`` asks for, or else the YAML that was validated last; see `user_mode`."""
     if disabled():
         return Mode.OFF
     asked = user_mode(ENABLE_TRTLLM)
@@ -193,10 +169,7 @@ def options() -> GvrTopkConfig:
 def describe() -> list[tuple[str, str]]:
     """Describe for ``gvr-topk doctor`` the variables that are set, whether an engine is installed or not.
 
-    Returns
-    -------
-    list of (str, str)
-        Name of each variable that is set, and its value or what is wrong with it.
+    The second text of a pair is the variable's value, or what is wrong with it.
     """
     judges: dict[str, Callable[[], object]] = {
         DISABLE: disabled,
@@ -230,12 +203,7 @@ def describe() -> list[tuple[str, str]]:
 def publish(enable: bool | None = None, options: Mapping[str, Any] | None = None) -> None:
     """Publish what a validated configuration asks for to this process's hook and to its workers.
 
-    Parameters
-    ----------
-    enable : bool, optional
-        ``enable_heuristic_topk``; None keeps what is published.
-    options : mapping, optional
-        The section ``gvr_topk``, checked here; an empty one withdraws earlier options, None keeps them.
+    What is None stays as it was published. The options are checked here; empty ones withdraw earlier ones.
     """
     from gvr_topk.config import GvrTopkConfig
 

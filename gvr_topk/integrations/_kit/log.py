@@ -12,13 +12,7 @@ Say = Callable[[str, str], None]
 class LogOnce:
     """A `Say` that writes each line once, behind the name and the version of the engine.
 
-    Parameters
-    ----------
-    engine : str
-    version : callable
-        Returns the version of the engine; called when a line is written.
-    logger : callable
-        Returns the logger to write to.
+    Version and logger are asked for when a line is written.
     """
 
     def __init__(self, engine: str, version: Callable[[], str], logger: Callable[[], logging.Logger]) -> None:

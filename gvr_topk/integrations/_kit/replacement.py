@@ -33,14 +33,6 @@ def empty_limits(logits: Tensor) -> Tensor:
 class Replacement(ABC, Generic[Call]):
     """Serves calls of one function in one process of an engine.
 
-    Parameters
-    ----------
-    engine : str
-        What the log calls the engine.
-    count : callable
-        Counts one call by its path and reason.
-    say : Say
-
     Attributes
     ----------
     reason : str

@@ -114,16 +114,7 @@ def check_object(point: PatchPoint, instance: Any) -> Finding:
 
 
 def compare(point: PatchPoint, names: list[str], required: Iterable[str]) -> Finding:
-    """Compare parameter names with the table.
-
-    Parameters
-    ----------
-    point : PatchPoint
-    names : list of str
-        Parameters found, in order.
-    required : iterable of str
-        Those of `names` without a default.
-    """
+    """Compare parameter names, in order, with the table; the required ones have no default."""
     wanted = list(point.expected)
     if point.more == "anywhere":
         fits = set(wanted) <= set(names)
@@ -182,12 +173,7 @@ def _check_op(point: PatchPoint) -> Finding:
 class Checker:
     """Checks points of an engine, parsing each source file once.
 
-    Attributes
-    ----------
-    root : Path or None
-        Folder of the engine's package, whose sources are read; None where there is none.
-    loaded : dict of str to module
-        Loaded modules, which are checked live and not by their source.
+    Sources are read below `root`, if there is one. Modules that are `loaded` are checked live.
     """
 
     root: Path | None

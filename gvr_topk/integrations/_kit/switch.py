@@ -37,11 +37,7 @@ class Switch:
     def fail(self, error: Exception, what: str = "fell back") -> str:
         """Leave all further calls to the engine; return the reason for the counters.
 
-        Parameters
-        ----------
-        error : Exception
-        what : str
-            What the log calls that.
+        The log calls that `what`.
         """
         self.failed = f"error: {type(error).__name__}"
         where = f"{self._kind}: " if self._kind else ""

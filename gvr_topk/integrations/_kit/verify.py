@@ -54,14 +54,6 @@ class Verifier:
 
     Only calls outside of a capture with rows that may be longer than k are compared, and a call counts if it
     selected k items in some row without NaN: engines promise nothing about NaN.
-
-    Parameters
-    ----------
-    calls : int
-        Calls of each op to compare.
-    engine : str
-        What the log calls the engine.
-    say : Say
     """
 
     def __init__(self, calls: int, engine: str, say: Say) -> None:
@@ -77,22 +69,16 @@ class Verifier:
         return cls(calls, engine, say) if calls else None
 
     def check(self, op: str, original: Callable[[], object], *selected: Selected) -> None:
-        """Compare a call, if it is one of the first.
+        """Compare a call, if it is one of the first; `op` is what the log calls the op.
 
-        Parameters
-        ----------
-        op : str
-            What the log calls the op.
-        original : callable
-            Lets the engine select. It either writes into the items of all `selected`, or returns the items of
-            the only one in a tensor of its own.
-        *selected : Selected
-            Results of the call.
+        `original` lets the engine select. It either writes into the items of all `selected`, or returns the
+        items of the only one in a tensor of its own. If the values are others, what is in the items is then
+        of no use.
 
         Raises
         ------
         Differs
-            The engine has selected other values. What is in the items of `selected` is then of no use.
+            The engine has selected other values.
         """
         scores, items, *_ = selected[0]
         if scores.shape[1] <= items.shape[1] or not self.compares(op, scores.device):
@@ -117,16 +103,9 @@ class Verifier:
         return self._left.setdefault(op, self._calls) > 0 and not capturing(device)
 
     def compare(self, op: str, original: Callable[[], Any], agree: Callable[[Any], bool]) -> None:
-        """Compare one call of an op that has other results than items.
+        """Compare one call, which `original` lets the engine compute, of an op with other results than items.
 
-        Parameters
-        ----------
-        op : str
-            What the log calls the op.
-        original : callable
-            Lets the engine compute.
-        agree : callable
-            Takes what `original` returned. Returns whether this call counts, or raises `Differs`.
+        `agree` takes what `original` returned, and returns whether this call counts, or raises `Differs`.
         """
         try:
             agreed = agree(original())

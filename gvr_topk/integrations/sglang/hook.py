@@ -30,25 +30,10 @@ def around(
 ) -> Callable[..., Any]:
     """Make an AROUND hook: `serve` computes the call, and SGLang's function the calls that `serve` refuses.
 
-    An engine must not fail because of this package, so every exception of `serve` leads to SGLang's function.
-    After an error all further calls are SGLang's, but not after one of memory, which may fit the next time.
-
-    Parameters
-    ----------
-    name : str
-        What the log calls the hooked function.
-    serve : callable
-        Takes the arguments of the hooked function. Raises `NotServedError` to leave the call to SGLang.
-    say : Say
-    verifier : Verifier or None
-        Compares the first calls with what SGLang's function selects.
-    own : str, optional
-        What the log calls SGLang's function; its top-k of that name by default.
-
-    Returns
-    -------
-    callable
-        ``hook(original, *args, **kwargs)``.
+    To refuse a call, `serve` raises `NotServedError`. An engine must not fail because of this package, so
+    every other exception leads to SGLang's function, too. After an error all further calls are SGLang's, but
+    not after one of memory, which may fit the next time. The log calls the hooked function `name`, and
+    SGLang's own function `own`, as in `Switch`.
     """
     switch = Switch(ENGINE.name, say, name, own)
 

@@ -41,11 +41,6 @@ def describe() -> list[tuple[str, str]]:
     """Describe for ``gvr-topk doctor`` which SGLang is installed, and whether it calls the plugin.
 
     Does not import SGLang, so that it does not say which functions will be hooked: the server's log does.
-
-    Returns
-    -------
-    list of (str, str)
-        Label and text, in the order to print.
     """
     root = ENGINE.root()
     if root is None:

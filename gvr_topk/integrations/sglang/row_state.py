@@ -80,14 +80,7 @@ class Requests:
             self._current = outer
 
     def rows(self, score: Tensor, k: int) -> RowState:
-        """Return state and slots of a call's rows; `NO_STATE` if the requests of the rows are not known.
-
-        Parameters
-        ----------
-        score : Tensor, ``[rows, width]``
-        k : int
-            Items per row.
-        """
+        """Return state and slots of a call's rows; `NO_STATE` if the requests of the rows are not known."""
         if self._current is None or self._stateless:
             return NO_STATE
         indexer, batch = self._current

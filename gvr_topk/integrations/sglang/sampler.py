@@ -33,12 +33,7 @@ DEVICE = "cuda"
 
 
 class Samplers:
-    """Makes the samplers of one process; an error in one of them switches all of them off.
-
-    Parameters
-    ----------
-    say : Say
-    """
+    """Makes the samplers of one process; an error in one of them switches all of them off."""
 
     def __init__(self, say: Say) -> None:
         hook = around("sampler", _draw, say, own="sampler")

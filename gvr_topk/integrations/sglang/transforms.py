@@ -23,13 +23,7 @@ from gvr_topk.policy import no_kernels_reason
 
 
 class Transforms:
-    """The hooked functions, as methods.
-
-    Parameters
-    ----------
-    requests : Requests
-        Knows the state of the rows.
-    """
+    """The hooked functions, as methods."""
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests

@@ -67,14 +67,8 @@ class _LengthLimits:
     def refused(self, cached: Sequence[int], new: Tensor, compress_ratio: int) -> list[tuple[int, str]]:
         """Return the rows that are refused and the gate's reason for each.
 
-        Parameters
-        ----------
-        cached : sequence of int
-            Keys of each request before this step.
-        new : Tensor
-            Keys that this step adds; its first elements are those of the same requests.
-        compress_ratio : int
-            Keys per score.
+        `cached` are the keys of each request before this step. The first elements of `new` are the keys that
+        this step adds to the same requests.
         """
         lengths = (np.array(cached) + np.array(new[: len(cached)].tolist())) // compress_ratio
         ranges = np.searchsorted(self._starts, lengths, side="right") - 1
@@ -100,13 +94,6 @@ class HintState:
     Without attention data parallelism, MTP's draft layers have a cache manager of their own. The draft loop
     puts it into the batch's metadata and takes it out again, without a ``prepare`` of its own. So the state
     has the layers of both managers, the draft layers last, and the slots of a batch's rows serve both.
-
-    Parameters
-    ----------
-    metadata : DSAtrtllmAttentionMetadata
-        Any batch of this manager.
-    manager : DSACacheManager
-    mode : Mode
 
     Attributes
     ----------
@@ -197,12 +184,7 @@ class HintState:
     def layer_of(self, manager: Any, layer: int) -> int:
         """Return which layer of the state one of a manager's layers has; `NO_LAYER` if it has none.
 
-        Parameters
-        ----------
-        manager : DSACacheManager
-            Manager in the batch's metadata at the time of the call.
-        layer : int
-            Layer of the model.
+        The manager is that in the batch's metadata at the time of the call; the layer is one of the model.
         """
         for owner, places in self._layers:
             if owner() is manager:
@@ -210,16 +192,10 @@ class HintState:
         return NO_LAYER
 
     def update(self, metadata: Any, counters: Counters) -> None:
-        """Note the requests of the coming step; one copy to the device, no sync.
+        """Note the requests of the coming step, whose ``prepare`` is done; one copy to the device, no sync.
 
         Before that, it copies the states of the last step's accepted draft rows into their slots. A step with
         the requests of the last one, in the same rows, costs next to nothing.
-
-        Parameters
-        ----------
-        metadata : DSAtrtllmAttentionMetadata
-            After its own ``prepare``: requests in context phase first, then those in generation.
-        counters : Counters
         """
         self._accept()
         if self.batch() is not metadata:
@@ -294,31 +270,17 @@ class HintState:
         return self.draft_row_slot[:rows] if fits and start == self.num_contexts else None
 
     def next_rows(self, layer: int, next_n: int, rows: int) -> Tensor | None:
-        """Return where a call's draft rows leave their state; None if the last row leaves it in the slot.
+        """Return where the draft rows of a call for which `row_slot` returns slots leave their state.
 
-        Parameters
-        ----------
-        layer : int
-            Layer of this rank.
-        next_n, rows : int
-            Rows per request, and rows, of a call for which `row_slot` returns slots.
+        None if the last row leaves it in the slot.
         """
         return None if self.next_state is None or next_n == 1 else self.next_state[layer, :rows]
 
     def note_accepted(self, metadata: Any) -> str:
         """Keep the tensor of a draft loop that tells how many rows of each request were accepted.
 
-        The tensor is not read here. The first call that is not captured allocates `next_state`.
-
-        Parameters
-        ----------
-        metadata : DSAtrtllmAttentionMetadata
-            Metadata of the draft loop, before or while its layers run.
-
-        Returns
-        -------
-        str
-            What is wrong with the tensor, which is then ignored; empty if nothing is wrong.
+        The tensor is not read here. The first call that is not captured allocates `next_state`. If something
+        is wrong with the tensor, it is ignored, and the text that is returned says what.
         """
         accepted = getattr(metadata, "mtp_num_accepted", None)
         told = accepted is not None and getattr(metadata, "in_mtp_draft_loop", False)
@@ -341,13 +303,7 @@ class HintState:
     def seed(self, layer: int, metadata: Any, result: Tensor) -> None:
         """Give the top-k of the last prompt row to the first decode step, on the device.
 
-        Parameters
-        ----------
-        layer : int
-            Layer of this rank.
-        metadata : DSAtrtllmAttentionMetadata
-        result : Tensor, ``[tokens, >= k]``, int32
-            What the indexer selected.
+        It is a row of what the indexer selected, ``[tokens, >= k]``.
         """
         if self.contexts is None or layer == NO_LAYER or self.batch() is not metadata:
             return

@@ -61,11 +61,6 @@ class IndexerCall:
 class LayerHook:
     """Connects the wrapped methods and the replaced selection of one TensorRT-LLM process.
 
-    Parameters
-    ----------
-    counters : Counters
-    say : Say
-
     Attributes
     ----------
     before_first_step : callable
@@ -152,19 +147,9 @@ class LayerHook:
         return getattr(self._local, "call", None)
 
     def select(self, selection: Selection, original: Callable[[], Any]) -> bool:
-        """Run one selection with our op.
+        """Run one selection with our op; return False, and count the reason, when TensorRT-LLM has to do it.
 
-        Parameters
-        ----------
-        selection : Selection
-        original : callable
-            Lets TensorRT-LLM do it, to compare.
-
-        Returns
-        -------
-        bool
-            False when TensorRT-LLM has to do it; the reason is counted. TensorRT-LLM then writes every place
-            that we may have written.
+        TensorRT-LLM then writes every place that we may have written. `original` lets it select, to compare.
         """
         call = self.current()
         if call is None:

@@ -60,20 +60,10 @@ def refusal(version: str, finding: Finding) -> str:
 
 
 def inspect_engine(root: Path | None, loaded: Mapping[str, ModuleType] | None = None) -> Inspection:
-    """Find out which shape is installed.
+    """Find out which shape is installed, from the sources below `root`, if any, and from loaded modules.
 
-    Parameters
-    ----------
-    root : Path or None
-        Folder of the ``tensorrt_llm`` package, whose sources are read; None where there is none.
-    loaded : mapping of str to module, optional
-        Loaded modules, which are checked live and not by their source.
-
-    Returns
-    -------
-    Inspection
-        The inspection of the first shape whose points are all good, or else of the shape with the fewest bad
-        points. A point whose source cannot be read is ``later``: it is checked when its module is loaded.
+    Returns the inspection of the first shape whose points are all good, or else of the shape with the fewest
+    bad points. A point whose source cannot be read is ``later``: it is checked when its module is loaded.
     """
     checker = Checker(root, dict(loaded or {}))
     inspections = [

@@ -36,16 +36,9 @@ Note = Callable[..., None]
 
 
 def apply(module: ModuleType, transaction: Transaction, note: Note) -> None:
-    """Add our keys to the classes of ``llm_args``.
+    """Add our keys to the classes of ``llm_args``, which is already checked against the table.
 
-    Parameters
-    ----------
-    module : module
-        ``tensorrt_llm.llmapi.llm_args``, already checked against the table.
-    transaction : Transaction
-        Records how every change is undone.
-    note : callable
-        Called with what each validated or unpickled ``TorchLlmArgs`` asks for.
+    `note` is called with what each validated or unpickled ``TorchLlmArgs`` asks for.
     """
     config: type[BaseModel] = getattr(module, CONFIG.name)
     args: type[BaseModel] = getattr(module, ARGS.name)

@@ -202,13 +202,7 @@ _integration = _Integration()
 
 
 def module_loaded(name: str) -> None:
-    """Patch a module of TensorRT-LLM after it has been imported.
-
-    Parameters
-    ----------
-    name : str
-        One of `gvr_topk_autoload.WATCHED`, already in ``sys.modules``.
-    """
+    """Patch a module of TensorRT-LLM, one of `gvr_topk_autoload.WATCHED`, after it has been imported."""
     _integration.load(sys.modules[name])
 
 
@@ -263,17 +257,8 @@ def prometheus_text() -> str:
 def describe(arch: int | None = None) -> list[tuple[str, str]]:
     """Describe the state for ``gvr-topk doctor``: version found, patch points, what would happen and why.
 
-    Reads source files; imports neither torch nor TensorRT-LLM.
-
-    Parameters
-    ----------
-    arch : int, optional
-        Compute capability of the GPU times ten, where there is one.
-
-    Returns
-    -------
-    list of (str, str)
-        Label and text, in the order to print.
+    Reads source files; imports neither torch nor TensorRT-LLM. `arch` is the compute capability of the GPU
+    times ten, where there is one.
     """
     root = root_of_engine()
     if root is None:

@@ -1,12 +1,7 @@
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 import torch
 from fake_base import IndexerBase
-
-if TYPE_CHECKING:
-    from .metadata import DSAtrtllmAttentionMetadata
 
 
 class Indexer(IndexerBase):
@@ -26,7 +21,7 @@ class Indexer(IndexerBase):
 
     def sparse_attn_indexer(
         self,
-        metadata: DSAtrtllmAttentionMetadata,
+        metadata,
         hidden_states: torch.Tensor,
         q_fp8: torch.Tensor,
         k_fp8: torch.Tensor,
