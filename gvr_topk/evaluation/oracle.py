@@ -45,7 +45,7 @@ def sorted_row(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int32]
     return np.sort(order).astype(np.int32)
 
 
-def sorted_blocks(logits: Tensor, lengths: Tensor, block_k: int) -> Tensor:
+def sorted_blocks(logits: Tensor, lengths: Tensor, block_k: int, *, drop: bool = False) -> Tensor:
     """Best blocks of rows, as `gvr_topk.contract` states it.
 
     Parameters
@@ -54,6 +54,8 @@ def sorted_blocks(logits: Tensor, lengths: Tensor, block_k: int) -> Tensor:
         As for `sorted_topk`.
     block_k : int
         Blocks per row.
+    drop : bool
+        Whether blocks of -inf alone are left out, but for the newest.
 
     Returns
     -------
@@ -67,7 +69,8 @@ def sorted_blocks(logits: Tensor, lengths: Tensor, block_k: int) -> Tensor:
         if greatest:
             newest = len(greatest) - 1
             others = sorted_row(np.array(greatest[:newest], dtype=np.float32), block_k - 1)
-            result[row, : len(others) + 1] = [*others, newest]
+            kept = [block for block in others if not drop or greatest[block] != -np.inf]
+            result[row, : len(kept) + 1] = [*kept, newest]
     return torch.from_numpy(result)
 
 
