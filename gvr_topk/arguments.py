@@ -155,7 +155,8 @@ class PrefillSliceArguments(NamedTuple):
 class BlocksArguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.indexer_topk_blocks``, in the order of its schema.
 
-    `gvr_topk.indexer_topk_blocks` explains what users pass. `flags` is `FLAG_PDL` or 0.
+    `gvr_topk.indexer_topk_blocks` explains what users pass. `flags` is the sum of `FLAG_PDL` and
+    `FLAG_DROP_MASKED`.
     """
 
     logits: Tensor
@@ -168,12 +169,14 @@ class BlocksArguments(NamedTuple):
     flags: int = 0
     compress_ratio: int = 1
     block_size: int = BLOCK_SIZE
+    row_starts: Tensor | None = None
 
 
 class InBlocksArguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.indexer_topk_in_blocks``, in the order of its schema.
 
-    `gvr_topk.indexer_topk_in_blocks` explains what users pass. `flags` is `FLAG_PDL` or 0.
+    `gvr_topk.indexer_topk_in_blocks` explains what users pass. `flags` is the sum of `FLAG_PDL` and
+    `FLAG_DROP_MASKED`.
     """
 
     logits: Tensor
@@ -185,6 +188,7 @@ class InBlocksArguments(NamedTuple):
     flags: int = 0
     compress_ratio: int = 1
     block_size: int = BLOCK_SIZE
+    row_starts: Tensor | None = None
 
 
 class _Argument(NamedTuple):
@@ -480,10 +484,10 @@ class Checks:
         if rows > MAX_ROWS:
             raise self.fail("logits", f"at most {MAX_ROWS} rows", rows)
 
-    def scores(self, logits: Tensor, k: int) -> None:
+    def scores(self, logits: Tensor, k: int, fewest: int = 1) -> None:
         """Check that the kernels take these score rows and this number of items per row."""
         self.score_rows(logits)
-        self.integer("k", k, 1, MAX_WIDTH)
+        self.integer("k", k, fewest, MAX_WIDTH)
 
     def lengths(self, a: DecodeArguments | BlocksArguments | InBlocksArguments) -> None:
         """Check how rows belong to requests, and the length of each request or row."""
@@ -500,14 +504,17 @@ class Checks:
                 raise self.fail("seq_lens", f"{requests} elements", list(a.seq_lens.shape))
             raise self.fail("seq_lens", f"{requests} or {rows} elements", list(a.seq_lens.shape))
 
-    def blocks_of_scores(self, a: BlocksArguments | InBlocksArguments) -> None:
-        """Check the arguments that both block ops share: scores, lengths, and the tensor for positions."""
-        self.scores(a.logits, a.k)
+    def blocks_of_scores(self, a: BlocksArguments | InBlocksArguments, fewest: int) -> None:
+        """Check the arguments that both block ops share: scores, where rows lie, the tensor for positions."""
+        self.scores(a.logits, a.k, fewest)
+        rows = a.logits.shape[0]
         if a.block_size != BLOCK_SIZE:
             raise self.fail("block_size", BLOCK_SIZE, a.block_size)
         self.lengths(a)
-        self.results("out", a.out, a.logits, a.logits.shape[0], a.k)
-        self.flag_bits(a.flags, FLAG_PDL)
+        if a.row_starts is not None:
+            self.tensor("row_starts", a.row_starts, a.logits, torch.int32, (rows,))
+        self.results("out", a.out, a.logits, rows, a.k)
+        self.flag_bits(a.flags, FLAG_PDL | FLAG_DROP_MASKED)
 
     def pages(
         self, a: DecodeArguments | PrefillArguments | PrefillSliceArguments, requests: int | None
@@ -686,9 +693,9 @@ def check_blocks(a: BlocksArguments) -> None:
     ValueError
         The message names the argument, what was wanted and what was got.
     """
-    BLOCKS.blocks_of_scores(a)
-    if not a.k < a.block_k <= MAX_CHOSEN_BLOCKS:
-        raise BLOCKS.fail("block_k", f"more than k = {a.k} and at most {MAX_CHOSEN_BLOCKS}", a.block_k)
+    BLOCKS.blocks_of_scores(a, 0)
+    if not a.k < a.block_k <= MAX_CHOSEN_BLOCKS or a.block_k < 2:
+        raise BLOCKS.fail("block_k", f"2 to {MAX_CHOSEN_BLOCKS}, more than k = {a.k}", a.block_k)
     BLOCKS.results("blocks", a.blocks, a.logits, a.logits.shape[0], a.block_k, "block_k")
     BLOCKS.memory(a)
 
@@ -701,7 +708,7 @@ def check_in_blocks(a: InBlocksArguments) -> None:
     ValueError
         The message names the argument, what was wanted and what was got.
     """
-    IN_BLOCKS.blocks_of_scores(a)
+    IN_BLOCKS.blocks_of_scores(a, 1)
     IN_BLOCKS.tensor("blocks", a.blocks, a.logits, torch.int32, (a.logits.shape[0], None))
     if a.blocks.shape[1] > MAX_CHOSEN_BLOCKS:
         raise IN_BLOCKS.fail("blocks", f"at most {MAX_CHOSEN_BLOCKS} columns", a.blocks.shape[1])

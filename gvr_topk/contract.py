@@ -14,7 +14,8 @@ not selected: the items of a row are the unmasked ones among its ``k`` largest, 
 **Blocks.** A block is `BLOCK_SIZE` consecutive scores of a row; the last block may be shorter. A block ranks
 by its greatest score. The ``block_k`` best blocks are chosen: always the newest block, which holds the last
 visible score, and of the other blocks those that rank highest. Among blocks of equal rank the smallest
-numbers win.
+numbers win. With `drop_masked` no block of ``-inf`` alone is chosen, but for the newest. A row may start at
+any column, from which its length, its positions and its blocks count.
 
 **How values compare.** As IEEE 754 compares them: ``-0.0 == +0.0``, denormals count. Every NaN is
 equal to every other and above ``+inf``, as in ``torch.topk``.
@@ -34,6 +35,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 KEY_NAN = 0xFFFFFFFF
 """Key of every NaN: the largest, because NaN ranks above +inf."""
+
+KEY_MASKED = 0x007FFFFF
+"""Key of ``-inf``, the smallest."""
 
 
 def row_length(seq_len: int, row: int, next_n: int) -> int:
@@ -163,8 +167,33 @@ def largest(keys: Tensor, visible: Tensor, k: int) -> Tensor:
     return result
 
 
-def best_blocks(logits: Tensor, lengths: Tensor, block_k: int) -> Tensor:
+def started_rows(logits: Tensor, lengths: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Move the column from which each row counts to the front, and end each row with its columns.
+
+    Parameters
+    ----------
+    logits : Tensor, ``[rows, width]``
+        Scores.
+    lengths, starts : Tensor, ``[rows]``, integer
+        Length of each row, and its first column, which counts as 0 or `width` where it is outside of these.
+
+    Returns
+    -------
+    Tensor, ``[rows, width]``
+        The rows; behind its columns each holds the last one again.
+    Tensor, ``[rows]``, int64
+        Their lengths.
+    """
+    width = logits.shape[1]
+    first = starts.to(torch.int64).clamp(0, width)
+    column = first[:, None] + torch.arange(width, device=logits.device)
+    return logits.gather(1, column.clamp(max=width - 1)), torch.minimum(lengths, width - first)
+
+
+def best_blocks(logits: Tensor, lengths: Tensor, block_k: int, *, drop: bool = False) -> Tensor:
     """Best blocks of every row, exactly, by sorting; `logits` and `lengths` as for `exact_topk`.
+
+    `drop` leaves masked blocks out.
 
     Returns
     -------
@@ -180,16 +209,20 @@ def best_blocks(logits: Tensor, lengths: Tensor, block_k: int) -> Tensor:
     newest = (lengths.to(torch.int64) - 1) // BLOCK_SIZE
     is_newest = torch.arange(blocks, device=logits.device) == newest[:, None]
     keys = torch.where(is_newest, KEY_NAN + 1, keys)
-    return largest(keys, keys >= 0, block_k).to(torch.int32)
+    return largest(keys, keys > (KEY_MASKED if drop else -1), block_k).to(torch.int32)
 
 
-def exact_topk_in_blocks(logits: Tensor, lengths: Tensor, blocks: Tensor, k: int) -> Tensor:
+def exact_topk_in_blocks(
+    logits: Tensor, lengths: Tensor, blocks: Tensor, k: int, *, drop: bool = False
+) -> Tensor:
     """Exact top-k within given blocks of every row, by sorting; `logits` and `lengths` as for `exact_topk`.
 
     Parameters
     ----------
     blocks : Tensor, ``[rows, n_blocks]``, int32
         Blocks, ascending. Numbers of blocks that a row does not have are ignored.
+    drop : bool
+        Whether masked scores are left out.
 
     Returns
     -------
@@ -203,7 +236,7 @@ def exact_topk_in_blocks(logits: Tensor, lengths: Tensor, blocks: Tensor, k: int
     position = (first + torch.arange(BLOCK_SIZE, device=logits.device)).flatten(1)
     visible = (position >= 0) & (position < lengths[:, None])
     keys = order_key(logits.gather(1, position.clamp(0, width - 1)))
-    place = largest(keys, visible, k)
+    place = largest(keys, visible & (keys > (KEY_MASKED if drop else -1)), k)
     chosen = position.gather(1, place.clamp(min=0))
     return torch.where(place >= 0, chosen, -1).to(torch.int32)
 

@@ -39,6 +39,7 @@ from gvr_topk.contract import (
     order_key,
     row_lengths,
     row_windows,
+    started_rows,
 )
 from gvr_topk.policy import asks_for_hint, can_use_heuristic
 
@@ -327,6 +328,12 @@ def prefill_slice(a: PrefillSliceArguments) -> None:
     a.carry[:rows, 1:] = keys << 32 | (positions & _KEY_BITS)
 
 
+def _rows_of_blocks(a: BlocksArguments | InBlocksArguments) -> tuple[Tensor, Tensor]:
+    """Return the scores of each row from its first column on, and how many are visible."""
+    lengths = _visible_lengths(a, a.logits.shape[1])
+    return (a.logits, lengths) if a.row_starts is None else started_rows(a.logits, lengths, a.row_starts)
+
+
 def blocks(a: BlocksArguments) -> None:
     """Serve one call of the op that chooses blocks; CPU tensors only.
 
@@ -338,9 +345,11 @@ def blocks(a: BlocksArguments) -> None:
     check_blocks(a)
     if a.logits.shape[0] == 0:
         return
-    lengths = _visible_lengths(a, a.logits.shape[1])
-    a.blocks[:, : a.block_k] = best_blocks(a.logits, lengths, a.block_k)
-    a.out[:, : a.k] = exact_topk(a.logits, lengths, a.k)
+    logits, lengths = _rows_of_blocks(a)
+    drop = bool(a.flags & FLAG_DROP_MASKED)
+    a.blocks[:, : a.block_k] = best_blocks(logits, lengths, a.block_k, drop=drop)
+    positions = exact_topk(logits, lengths, a.k)
+    a.out[:, : a.k] = drop_masked(logits, positions) if drop else positions
 
 
 def in_blocks(a: InBlocksArguments) -> None:
@@ -354,5 +363,6 @@ def in_blocks(a: InBlocksArguments) -> None:
     check_in_blocks(a)
     if a.logits.shape[0] == 0:
         return
-    lengths = _visible_lengths(a, a.logits.shape[1])
-    a.out[:, : a.k] = exact_topk_in_blocks(a.logits, lengths, a.blocks, a.k)
+    logits, lengths = _rows_of_blocks(a)
+    drop = bool(a.flags & FLAG_DROP_MASKED)
+    a.out[:, : a.k] = exact_topk_in_blocks(logits, lengths, a.blocks, a.k, drop=drop)

@@ -148,6 +148,11 @@ def _integers(checks: Checks, next_n: Any, compress_ratio: Any, block_size: Any)
     )
 
 
+def _flags_of_blocks(checks: Checks, pdl: Any, drop_masked: Any) -> int:
+    """Add up the flags that both block ops take."""
+    return FLAG_PDL * checks.flag("pdl", pdl) + FLAG_DROP_MASKED * checks.flag("drop_masked", drop_masked)
+
+
 def _parse_path(checks: Checks, path: str | Path, paths: Mapping[str, Path]) -> int:
     """Look up the number of a path by its name among those of an op."""
     try:
@@ -176,10 +181,9 @@ def _allocate(checks: Checks, logits: Tensor, columns: int) -> Tensor:
         raise
 
 
-def _new_out(checks: Checks, logits: Tensor, k: int) -> Tensor:
+def _new_out(checks: Checks, logits: Tensor, k: int, fewest: int = 1) -> Tensor:
     """Allocate the result tensor of a call that was given no `out`."""
-    if not 1 <= k <= MAX_WIDTH:  # before so much is allocated
-        raise checks.fail("k", f"1 to {MAX_WIDTH}", k)
+    checks.integer("k", k, fewest, MAX_WIDTH)  # before so much is allocated
     return _allocate(checks, logits, k)
 
 
@@ -658,8 +662,10 @@ def indexer_topk_blocks(
     block_size: int = BLOCK_SIZE,
     next_n: int = 1,
     compress_ratio: int = 1,
+    row_starts: Tensor | None = None,
     out: Tensor | None = None,
     blocks: Tensor | None = None,
+    drop_masked: bool = False,
     pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Select the `k` largest scores and the `block_k` best blocks of each row exactly, in one read of it.
@@ -678,19 +684,25 @@ def indexer_topk_blocks(
         As for `indexer_topk_decode`: the key count of each request, or the visible length ``n_r`` of each
         row.
     k : int
-        Positions per row, 1 to ``block_k - 1``. It may exceed a row's length: places without an item get
-        ``-1``.
+        Positions per row, 0 to ``block_k - 1``. It may exceed a row's length: places without an item get
+        ``-1``. With 0 blocks alone are chosen, which takes less time.
     block_k : int
-        Blocks per row, at most 2,048. It must exceed `k`, so that the `k` largest scores lie in chosen
-        blocks.
+        Blocks per row, 2 to 2,048. It must exceed `k`, so that the `k` largest scores lie in chosen blocks.
     block_size : {8}
         Positions per block.
     next_n, compress_ratio : int, default 1
         As for `indexer_topk_decode`.
+    row_starts : Tensor, ``[rows]``, int32, same device, optional
+        Column from which each row's length, positions and blocks count, for rows of prefill that lie behind
+        one another in the columns; 0 without it. Negative numbers count as 0, and those above `width` as
+        `width`; a row ends with its columns. Rows that start at 16-byte boundaries are faster.
     out : Tensor, ``[rows, >= k]``, int32, optional
         Where positions are written; allocated when absent. Pass it inside CUDA graphs. Rows must not overlap.
     blocks : Tensor, ``[rows, >= block_k]``, int32, optional
         Where block numbers are written, likewise.
+    drop_masked : bool, default False
+        Select no position whose score is ``-inf``, as for `indexer_topk_decode`, and choose no block that
+        holds only such scores, but for the newest. The places that are left at the end get ``-1``.
     pdl : bool
         Launch with programmatic stream serialization: the kernel may start while the previous kernel still
         runs, and waits for the end of that kernel before the first read.
@@ -704,7 +716,7 @@ def indexer_topk_blocks(
         are; and of the other blocks those with the largest keys. Among keys equal to the last one taken, the
         smallest block numbers win. NaN ranks above +inf, and so does a block that holds a NaN.
         **In what order:** by ascending number. A row of at most `block_k` blocks yields all of them and then
-        ``-1``; a row with ``n_r <= 0`` yields only ``-1``.
+        ``-1``; a row with ``n_r <= 0`` yields only ``-1``. With `drop_masked` masked blocks are left out.
 
     Raises
     ------
@@ -749,15 +761,15 @@ def indexer_topk_blocks(
         k, block_k = BLOCKS.integer("k", k), BLOCKS.integer("block_k", block_k)
         next_n, compress_ratio, block_size = _integers(BLOCKS, next_n, compress_ratio, block_size)
     if out is None:
-        out = _new_out(BLOCKS, logits, k)
+        out = _new_out(BLOCKS, logits, k, 0)
     if blocks is None:
-        if not 1 <= block_k <= MAX_CHOSEN_BLOCKS:  # before so much is allocated
-            raise BLOCKS.fail("block_k", f"more than k = {k} and at most {MAX_CHOSEN_BLOCKS}", block_k)
+        if not 2 <= block_k <= MAX_CHOSEN_BLOCKS:  # before so much is allocated
+            raise BLOCKS.fail("block_k", f"2 to {MAX_CHOSEN_BLOCKS}, more than k = {k}", block_k)
         blocks = _allocate(BLOCKS, logits, block_k)
-    flags = FLAG_PDL if pdl is True or (pdl is not False and BLOCKS.flag("pdl", pdl)) else 0
+    flags = _flags_of_blocks(BLOCKS, pdl, drop_masked)
     _launch(
         BlocksArguments,
-        *(logits, seq_lens, out, blocks, k, block_k, next_n, flags, compress_ratio, block_size),
+        *(logits, seq_lens, out, blocks, k, block_k, next_n, flags, compress_ratio, block_size, row_starts),
     )
     return out, blocks
 
@@ -771,7 +783,9 @@ def indexer_topk_in_blocks(
     block_size: int = BLOCK_SIZE,
     next_n: int = 1,
     compress_ratio: int = 1,
+    row_starts: Tensor | None = None,
     out: Tensor | None = None,
+    drop_masked: bool = False,
     pdl: bool = False,
 ) -> Tensor:
     """Select the `k` largest scores within given blocks of every row, exactly.
@@ -799,8 +813,12 @@ def indexer_topk_in_blocks(
         Positions per block.
     next_n, compress_ratio : int, default 1
         As for `indexer_topk_decode`.
+    row_starts : Tensor, ``[rows]``, int32, same device, optional
+        As for `indexer_topk_blocks`.
     out : Tensor, ``[rows, >= k]``, int32, optional
         Where to write; allocated when absent. Pass it inside CUDA graphs. Rows must not overlap.
+    drop_masked : bool, default False
+        As for `indexer_topk_decode`.
     pdl : bool
         Launch with programmatic stream serialization: the kernel may start while the previous kernel still
         runs, and waits for the end of that kernel before the first read.
@@ -849,6 +867,9 @@ def indexer_topk_in_blocks(
         next_n, compress_ratio, block_size = _integers(IN_BLOCKS, next_n, compress_ratio, block_size)
     if out is None:
         out = _new_out(IN_BLOCKS, logits, k)
-    flags = FLAG_PDL if pdl is True or (pdl is not False and IN_BLOCKS.flag("pdl", pdl)) else 0
-    _launch(InBlocksArguments, *(logits, seq_lens, blocks, out, k, next_n, flags, compress_ratio, block_size))
+    flags = _flags_of_blocks(IN_BLOCKS, pdl, drop_masked)
+    _launch(
+        InBlocksArguments,
+        *(logits, seq_lens, blocks, out, k, next_n, flags, compress_ratio, block_size, row_starts),
+    )
     return out

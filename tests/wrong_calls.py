@@ -28,6 +28,8 @@ from gvr_topk.arguments import (
 from gvr_topk.constants import (
     BLOCK_SIZE,
     FLAG_CLAMP_PAGES,
+    FLAG_DROP_MASKED,
+    FLAG_PDL,
     FLAG_QUANTILE_GUESS,
     FLAG_STREAMS,
     MAX_CHOSEN_BLOCKS,
@@ -144,12 +146,12 @@ LOGITS: list[Row] = [
     ("logits: wanted shape [rows, width], got [64]", f32(64)),
     ("logits: wanted inner stride 1, got 2", f32(2, 64, strides=(128, 2))),
 ]
-SCORES: list[Row] = [
+SCORE_ROWS: list[Row] = [
     *LOGITS,
     too_wide(MAX_WIDTH),
     (f"logits: wanted at most {MAX_ROWS} rows, got {MAX_ROWS + 1}", f32(MAX_ROWS + 1, 1, strides=(0, 1))),
-    *each("k", f"1 to {MAX_WIDTH}", 0, MAX_WIDTH + 1),
 ]
+SCORES: list[Row] = [*SCORE_ROWS, *each("k", f"1 to {MAX_WIDTH}", 0, MAX_WIDTH + 1)]
 REQUESTS: list[Row] = [
     *each("next_n", f"1 to {MAX_NEXT_N}", 0, MAX_NEXT_N + 1),
     ("logits: wanted a multiple of next_n = 3 rows, got 2", {"next_n": 3}),
@@ -364,7 +366,6 @@ def in_blocks_arguments(device: str, changes: dict[str, Any]) -> InBlocksArgumen
 
 
 WRONG_BOTH_BLOCKS: list[Row] = [
-    *SCORES,
     *REQUESTS,
     (f"block_size: wanted {BLOCK_SIZE}, got 4", 4),
     ("out: wanted shape [2, any], got [3, 3]", i32(3, 3)),
@@ -373,12 +374,22 @@ WRONG_BOTH_BLOCKS: list[Row] = [
     ("blocks: wanted inner stride 1, got 2", i32(2, 4, strides=(1, 2))),
     ("blocks: wanted shape [2, any], got [3, 4]", i32(3, 4)),
     ("blocks: wanted dtype int32, got float32", f32(2, 4)),
-    ("flags: wanted no bits outside of 1, got 2", FLAG_QUANTILE_GUESS),
+    ("row_starts: wanted shape [2], got [1]", i32(1)),
+    ("row_starts: wanted shape [2], got [2, 1]", i32(2, 1)),
+    ("row_starts: wanted dtype int32, got int64", i64(2)),
+    (f"flags: wanted no bits outside of {FLAG_PDL + FLAG_DROP_MASKED}, got 2", FLAG_QUANTILE_GUESS),
     shared("out", "logits", i32(2, 64), f32(2, 64)),
+    shared("out", "row_starts", i32(2, 3), i32(2)),
 ]
 WRONG_BLOCKS: list[Row] = [
+    *SCORE_ROWS,
+    *each("k", f"0 to {MAX_WIDTH}", -1, MAX_WIDTH + 1),
     *WRONG_BOTH_BLOCKS,
-    *each("block_k", f"more than k = 3 and at most {MAX_CHOSEN_BLOCKS}", 3, MAX_CHOSEN_BLOCKS + 1),
+    *each("block_k", f"2 to {MAX_CHOSEN_BLOCKS}, more than k = 3", 3, MAX_CHOSEN_BLOCKS + 1),
+    (
+        f"block_k: wanted 2 to {MAX_CHOSEN_BLOCKS}, more than k = 0, got 1",
+        {"block_k": 1, "k": 0, "out": i32(2, 0)},
+    ),
     ("blocks: wanted at least block_k = 5 columns, got [2, 4]", {"block_k": 5}),
     (f"blocks: wanted {APART} 4 elements apart, got 0", i32(2, 4, strides=(0, 1))),
     shared("blocks", "out", i32(2, 4), i32(2, 4)),
@@ -387,6 +398,7 @@ WRONG_BLOCKS: list[Row] = [
 """The same of the op that chooses blocks."""
 
 WRONG_IN_BLOCKS: list[Row] = [
+    *SCORES,
     *WRONG_BOTH_BLOCKS,
     (
         f"blocks: wanted at most {MAX_CHOSEN_BLOCKS} columns, got {MAX_CHOSEN_BLOCKS + 1}",

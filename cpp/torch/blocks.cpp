@@ -24,6 +24,8 @@ BlocksParams make_params(const Arguments& a, int64_t block_k) {
   p.topk.dtype = dtype_of(a.logits);
   // With one row per request, a length of the request and a length of the row are the same number.
   p.topk.row_lengths = a.next_n > 1 && a.seq_lens.size(0) == a.logits.size(0);
+  p.topk.drop_masked = (a.flags & kFlagDropMasked) != 0;
+  p.row_starts = pointer<int32_t>(a.row_starts);
   p.blocks_stride = a.blocks.stride(0);
   p.block_k = static_cast<int32_t>(block_k);
   return p;
@@ -49,6 +51,7 @@ TopkParams choice_of(const BlocksParams& p) {
   choice.rows = p.topk.rows;
   choice.compress_ratio = 1;
   choice.dtype = Dtype::kFloat32;
+  choice.drop_masked = p.topk.drop_masked;
   return choice;
 }
 

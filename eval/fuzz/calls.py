@@ -89,13 +89,20 @@ def oracles(case: Case, device: str) -> tuple[Callable[..., Tensor], ...]:
         return exact_topk, best_blocks, exact_topk_in_blocks
 
     def on_cpu(oracle: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def moved(logits: Tensor, *rest: Tensor | int) -> Tensor:
+        def moved(logits: Tensor, *rest: Tensor | int, **options: bool) -> Tensor:
             others = [part.cpu() if isinstance(part, Tensor) else part for part in rest]
-            return oracle(logits.cpu(), *others).to(logits.device)
+            return oracle(logits.cpu(), *others, **options).to(logits.device)
 
         return moved
 
     return on_cpu(sorted_topk), on_cpu(sorted_blocks), on_cpu(sorted_in_blocks)
+
+
+def _moved_to_front(logits: Tensor, starts: Tensor) -> Tensor:
+    """Rows from these columns on, where the oracles take them."""
+    width = logits.shape[1]
+    columns = starts[:, None] + torch.arange(width, device=logits.device)
+    return logits.gather(1, columns.clamp(max=width - 1))
 
 
 def make_call(case: Case, device: str) -> Callable[[], Written]:
@@ -236,9 +243,7 @@ def _prefill(case: Case, draw: Draw) -> Callable[[], Written]:
         row_request = draw.integers(-1, case.table_requests + 1, case.rows).to(torch.int32)
         request = row_request.to(torch.int64)
         lengths = torch.where((request >= 0) & (request < case.table_requests), lengths, 0)
-    # Windows are moved to the first column, where the oracles take them.
-    columns = (starts[:, None] + torch.arange(case.width, device=device)).clamp(max=case.width - 1)
-    positions = oracles(case, device.type)[0](logits.gather(1, columns), lengths, case.k)
+    positions = oracles(case, device.type)[0](_moved_to_front(logits, starts), lengths, case.k)
     page_table = _page_table(case, draw)
     offsets = _offsets(case, draw) if case.offsets else None
     tables: dict[str, Any] = {"offsets": offsets, "page_table": page_table, "page_size": case.page_size}
@@ -279,17 +284,27 @@ def _prefill(case: Case, draw: Draw) -> Callable[[], Written]:
 
 def _blocks(case: Case, draw: Draw) -> Callable[[], Written]:
     logits, seq_lens = _logits(case, draw), _seq_lens(case, draw)
-    lengths = _visible(case, seq_lens)
-    _poison(case, logits, torch.zeros_like(lengths), lengths)
+    row_starts = _row_starts(case, draw) if case.starts else None
+    starts = draw.integers(0, 1, case.rows) if row_starts is None else row_starts.clamp(0, case.width).long()
+    lengths = torch.minimum(_visible(case, seq_lens), case.width - starts)
+    _poison(case, logits, starts, starts + lengths)
+    rows_of_scores = _moved_to_front(logits, starts)
     select, select_blocks, select_in_blocks = oracles(case, draw.device.type)
-    blocks = select_blocks(logits, lengths, case.block_k)
+    blocks = select_blocks(rows_of_scores, lengths, case.block_k, drop=case.drop_masked)
     shape = (case.rows, case.given_blocks + case.blocks_pad)
     given = torch.zeros(shape, dtype=torch.int32, device=draw.device)[:, : case.given_blocks]
     for kind, rows in _parts(case, case.given) if case.given_blocks else ():
         given[rows] = _given(kind, blocks[rows], case, draw)
-    positions = select(logits, lengths, case.k)
-    in_given = select_in_blocks(logits, lengths, given, case.given_k)
-    options = {"next_n": case.next_n, "flags": FLAG_PDL * case.pdl, "compress_ratio": case.compress_ratio}
+    positions = select(rows_of_scores, lengths, case.k)
+    in_given = select_in_blocks(rows_of_scores, lengths, given, case.given_k)
+    if case.drop_masked:
+        positions, in_given = (drop_masked_positions(rows_of_scores, all_) for all_ in (positions, in_given))
+    options: dict[str, Any] = {
+        "next_n": case.next_n,
+        "flags": FLAG_PDL * case.pdl + FLAG_DROP_MASKED * case.drop_masked,
+        "compress_ratio": case.compress_ratio,
+        "row_starts": row_starts,
+    }
 
     def call() -> Written:
         results = {
@@ -503,7 +518,7 @@ def _logits(case: Case, draw: Draw) -> Tensor:
     logits = strided(case.rows, case.width, case.pad, case.shift, dtype, draw.device)
     for kind, rows in _parts(case, case.contents):
         count = len(range(case.rows)[rows])
-        scores = CONTENTS[kind](count, case.width, case.k, draw, dtype).to(dtype)
+        scores = CONTENTS[kind](count, case.width, max(case.k, 1), draw, dtype).to(dtype)
         if case.fresh < 1:
             own = draw.uniform(count, case.width) < case.fresh
             scores = torch.where(own, scores, scores[:1])
@@ -544,6 +559,15 @@ def _visible(case: Case, seq_lens: Tensor) -> Tensor:
     """Scores that each row sees."""
     keys = row_lengths(seq_lens, case.rows, 1 if case.by_row else case.next_n)
     return (keys.clamp(min=0) // case.compress_ratio).clamp(max=case.width)
+
+
+def _row_starts(case: Case, draw: Draw) -> Tensor:
+    """Columns from which rows count."""
+    if case.starts == "any_int32":
+        return draw.any_int32(case.rows)
+    low, high = (-3, 4) if case.starts == "few" else (0, case.width + 1)
+    starts = draw.integers(low, high, case.rows)
+    return (starts - starts % 8 if case.starts == "aligned" else starts).to(torch.int32)
 
 
 def windows(kind: str, rows: int, case: Case, draw: Draw) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,7 @@ TUNED_K = (512, 1024, 2048)
 CTAS = (1, 2, 4, 8, 16)
 
 LENGTHS = ("full", "random", "near_k", "near_blocks", "tiny", "beyond", "any_int32")
+STARTS = ("few", "aligned", "random", "any_int32")
 WINDOWS = ("full", "causal", "random", "near_k", "tiny", "beyond", "inverted", "any_int32")
 HINTS = ("true", "half", "random", "any_int32", "minus_one", "zero", "one_position", "past_the_end")
 GIVEN = ("chosen", "ascending", "unordered", "repeated", "any_int32", "none")
@@ -95,6 +96,7 @@ class Case:
     given: tuple[str, ...] = ()  # kinds of given blocks (GIVEN)
     given_blocks: int = 0  # how many are given for each row
     blocks_pad: int = 0  # elements between rows of given blocks
+    starts: str = ""  # kind of the columns from which rows of blocks count (STARTS); empty: none
     by_tensor: tuple[str, ...] = ()  # parameters of the sampler that are tensors
     pinned: bool = False  # those of slots lie in pinned memory
     masks: str = "none"  # allowed tokens: a mask for each row, or a table of masks that rows name
@@ -301,6 +303,7 @@ def blocks_cases(draw: st.DrawFn, elements: int) -> Case:
     """Calls of both ops of blocks of at most about `elements` scores."""
     next_n = _pick(draw, 1, 1, 1, 2, 3)
     block_k = 2048 if _chance(draw, 0.4) else _size(draw, 2, 2047)
+    k = min(512, block_k - 1) if _chance(draw, 0.5) else draw(st.integers(0, block_k - 1))
     # Rows of no more than block_k blocks have all of them chosen: most cases are longer.
     limit = ONE_LAUNCH_BLOCKS_WIDTH
     shortest, longest = (limit, MAX_WIDTH) if _chance(draw, 0.2) else (BLOCK_SIZE * block_k, limit)
@@ -310,7 +313,7 @@ def blocks_cases(draw: st.DrawFn, elements: int) -> Case:
         requests=_size(draw, 1, max(1, min(elements // (width * next_n), 160))),
         next_n=next_n,
         width=width,
-        k=min(512, block_k - 1) if _chance(draw, 0.5) else draw(st.integers(1, block_k - 1)),
+        k=0 if _chance(draw, 0.1) else k,
         **_layout(draw),
         **_lengths(draw, next_n, LENGTHS),
         block_k=block_k,
@@ -318,6 +321,8 @@ def blocks_cases(draw: st.DrawFn, elements: int) -> Case:
         given=_some(draw, GIVEN, 3),
         given_blocks=_pick(draw, 0, 1, 2048, block_k, draw(st.integers(1, MAX_CHOSEN_BLOCKS))),
         blocks_pad=_pick(draw, 0, 0, 1, 3),
+        starts=_pick(draw, *STARTS) if _chance(draw, 0.4) else "",
+        drop_masked=_chance(draw, 0.4),
     )
 
 

@@ -44,8 +44,11 @@ def sorted_row(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int32]
     return np.sort(order).astype(np.int32)
 
 
-def sorted_blocks(logits: Tensor, lengths: Tensor, block_k: int) -> Tensor:
-    """Best blocks of rows, as `gvr_topk.contract` states it; like `sorted_topk`, with numbers of blocks."""
+def sorted_blocks(logits: Tensor, lengths: Tensor, block_k: int, *, drop: bool = False) -> Tensor:
+    """Best blocks of rows, as `gvr_topk.contract` states it; like `sorted_topk`, with numbers of blocks.
+
+    `drop` leaves blocks of -inf alone out, but for the newest.
+    """
 
     def choose(scores: npt.NDArray[np.float32], row: int) -> list[int]:
         greatest = [scores[at : at + BLOCK_SIZE].max() for at in range(0, len(scores), BLOCK_SIZE)]
@@ -53,7 +56,8 @@ def sorted_blocks(logits: Tensor, lengths: Tensor, block_k: int) -> Tensor:
             return []
         newest = len(greatest) - 1
         others = sorted_row(np.array(greatest[:newest], dtype=np.float32), block_k - 1)
-        return [*others, newest]
+        kept = [block for block in others if not drop or greatest[block] != -np.inf]
+        return [*kept, newest]
 
     return _by_row(logits, lengths, block_k, choose)
 

@@ -99,11 +99,12 @@ def test_a_valid_call_is_accepted_whether_it_runs_or_is_traced(what: str) -> Non
         *itertools.product(
             ["prefill"], ["row_starts", "row_ends", "offsets", "page_table", "slots", "stats"]
         ),
-        *itertools.product(["blocks", "in_blocks"], ["seq_lens", "out", "blocks"]),
+        *itertools.product(["blocks", "in_blocks"], ["seq_lens", "out", "blocks", "row_starts"]),
     ],
 )
 def test_every_tensor_is_on_the_device_of_the_scores(op: str, name: str) -> None:
-    changes = {"state": torch.zeros(2, STATE_FLOATS)} if name == "state" else {}
+    changes = {"state": torch.zeros(2, STATE_FLOATS), "row_starts": int32(2)}
+    changes = {} if name not in changes or op == "prefill" else {name: changes[name]}
     call = WRONG_OPS[op].arguments("cpu", changes)
     with pytest.raises(ValueError, match=f"{name}: wanted a tensor on cpu, got meta$"):
         ops.launch(call._replace(**{name: getattr(call, name).to("meta")}))
@@ -112,8 +113,8 @@ def test_every_tensor_is_on_the_device_of_the_scores(op: str, name: str) -> None
 TENSORS = {
     decode: ("logits", "seq_lens", "out", "row_slot", "next_state", "counts", "page_table", "slots", "stats"),
     prefill: ("logits", "row_starts", "row_ends", "out", "row_request", "offsets", "page_table", "slots"),
-    blocks: ("logits", "seq_lens", "out", "blocks"),
-    in_blocks: ("logits", "seq_lens", "out", "blocks"),
+    blocks: ("logits", "seq_lens", "out", "blocks", "row_starts"),
+    in_blocks: ("logits", "seq_lens", "out", "blocks", "row_starts"),
 }
 
 
@@ -143,15 +144,17 @@ def test_unknown_paths(op: Op, names: str, path: Any) -> None:
     refused(op, re.escape(f"path: wanted one of {names}, got {path!r}"), path=path)
 
 
-@pytest.mark.parametrize("k", [0, MAX_WIDTH + 1])
 @pytest.mark.parametrize("op", OPS)
-def test_nothing_is_allocated_for_numbers_out_of_range(op: Op, k: int) -> None:
-    refused(op, f"k: wanted 1 to {MAX_WIDTH}, got {k}", k=k)
+def test_nothing_is_allocated_for_numbers_out_of_range(op: Op) -> None:
+    fewest = 0 if op is blocks else 1
+    for k in (fewest - 1, MAX_WIDTH + 1):
+        refused(op, f"k: wanted {fewest} to {MAX_WIDTH}, got {k}", k=k)
     if op is blocks:
-        refused(op, f"block_k: wanted more than k = {K} and at most 2048, got {1 << 60}", block_k=1 << 60)
+        for block_k in (1, 2049, 1 << 60):
+            refused(op, f"block_k: wanted 2 to 2048, more than k = {K}, got {block_k}", block_k=block_k)
 
 
-BOTH_BLOCKS = {"next_n": 2, "compress_ratio": 5, "block_size": 8}
+BOTH_BLOCKS = {"next_n": 2, "compress_ratio": 5, "block_size": 8, "row_starts": int32(ROWS)}
 PASSED: dict[Op, dict[str, Any]] = {
     decode: {
         "row_slot": int32(ROWS),
@@ -188,7 +191,7 @@ FLAGS = {"pdl": FLAG_PDL, "clamp_pages": FLAG_CLAMP_PAGES, "drop_masked": FLAG_D
     [
         *itertools.product([decode], [None, *FLAGS], Path),
         *itertools.product([prefill], [None, "pdl"], PREFILL_PATHS),
-        *itertools.product([blocks, in_blocks], [None, "pdl"], [Path.AUTO]),
+        *itertools.product([blocks, in_blocks], [None, "pdl", "drop_masked"], [Path.AUTO]),
     ],
 )
 def test_every_argument_reaches_the_op(op: Op, flag: str | None, path: Path, launched: list[Any]) -> None:
@@ -274,9 +277,10 @@ SCHEMAS = {
     "int k, int column, Tensor(b!)? out=None, Tensor? row_request=None, Tensor? offsets=None, "
     "Tensor(c!)? counts=None, Tensor? page_table=None, Tensor(d!)? slots=None, int page_size=0, int flags=0",
     "blocks": "Tensor logits, Tensor seq_lens, Tensor(a!) out, Tensor(b!) blocks, "
-    "int k, int block_k, int next_n=1, int flags=0, int compress_ratio=1, int block_size=8",
+    "int k, int block_k, int next_n=1, int flags=0, int compress_ratio=1, int block_size=8, "
+    "Tensor? row_starts=None",
     "in_blocks": "Tensor logits, Tensor seq_lens, Tensor blocks, Tensor(a!) out, "
-    "int k, int next_n=1, int flags=0, int compress_ratio=1, int block_size=8",
+    "int k, int next_n=1, int flags=0, int compress_ratio=1, int block_size=8, Tensor? row_starts=None",
 }
 
 
@@ -291,7 +295,12 @@ def test_the_schema_is_the_one_that_the_library_is_written_for(op: str) -> None:
     "value", ["no", 1, 0, None, [], torch.tensor([True, True]), torch.tensor(True), bool]
 )
 @pytest.mark.parametrize(
-    ("op", "name"), [*((op, "pdl") for op in OPS), (decode, "clamp_pages"), (decode, "drop_masked")]
+    ("op", "name"),
+    [
+        *((op, "pdl") for op in OPS),
+        (decode, "clamp_pages"),
+        *((op, "drop_masked") for op in (decode, blocks, in_blocks)),
+    ],
 )
 def test_a_flag_is_true_or_false(op: Op, name: str, value: Any) -> None:
     shown = repr(value).replace("(", r"\(").replace(")", r"\)").replace("[", r"\[")

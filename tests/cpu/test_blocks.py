@@ -15,7 +15,12 @@ from gvr_topk import indexer_topk_blocks, indexer_topk_in_blocks
 from gvr_topk.arguments import BlocksArguments, InBlocksArguments
 from gvr_topk.constants import BLOCK_SIZE, MAX_CHOSEN_BLOCKS, MAX_WIDTH, ONE_LAUNCH_BLOCKS_WIDTH
 from gvr_topk.contract import DTYPES
-from gvr_topk.evaluation.oracle import sorted_blocks, sorted_in_blocks, sorted_topk
+from gvr_topk.evaluation.oracle import (
+    drop_masked_positions,
+    sorted_blocks,
+    sorted_in_blocks,
+    sorted_topk,
+)
 
 OPS = {
     "blocks": torch.ops.gvr_topk.indexer_topk_blocks.default,
@@ -130,6 +135,67 @@ def test_results_are_written_in_place_and_no_further() -> None:
     assert torch.equal(again, out)
 
 
+# ---------------------------------------------------------------- rows that start anywhere, masked blocks
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_rows_count_from_their_starts(drop: bool) -> None:
+    """What lies before a row, or behind it, is never a score."""
+    starts = int32(0, 3, 8, 200, -5, INT_MAX)
+    lengths = int32(WIDTH, 57, 160, 58, 40, 7)
+    first = starts.clamp(0, WIDTH).tolist()
+    logits = scores().masked_fill(scores(seed=1) < 20, -INF)
+    moved = torch.stack(
+        [torch.cat((row[at:], torch.full((at,), NAN))) for row, at in zip(logits, first, strict=True)]
+    )
+    visible = torch.minimum(lengths, WIDTH - torch.tensor(first))
+    for row, (at, n) in enumerate(zip(first, visible.tolist(), strict=True)):
+        logits[row, :at], logits[row, at + n :] = NAN, INF
+    options: dict[str, Any] = {"row_starts": starts, "drop_masked": drop}
+    positions, blocks = indexer_topk_blocks(logits, lengths, K, BLOCK_K, **options)
+    wanted = sorted_topk(moved, visible, K)
+    assert torch.equal(positions, drop_masked_positions(moved, wanted) if drop else wanted)
+    assert torch.equal(blocks, sorted_blocks(moved, visible, BLOCK_K, drop=drop))
+    assert torch.equal(indexer_topk_in_blocks(logits, lengths, blocks, K, **options), positions)
+    assert positions.tolist()[3][3:] == [-1, -1] and blocks.tolist()[5] == [-1] * BLOCK_K
+
+
+def test_starts_and_drafts() -> None:
+    """Lengths are still those of requests, in keys, and starts those of rows, in columns."""
+    logits, starts = scores(), int32(1, 2, 3, 50, 60, 70)
+    options: dict[str, Any] = {"next_n": 3, "compress_ratio": 4, "row_starts": starts}
+    got = indexer_topk_blocks(logits, int32(400, 600), K, BLOCK_K, **options)
+    lengths = int32(398 // 4, 399 // 4, 100, 598 // 4, 599 // 4, 150)
+    wanted = indexer_topk_blocks(logits, lengths, K, BLOCK_K, row_starts=starts)
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+def test_masked_blocks_are_dropped_but_for_the_newest() -> None:
+    logits = torch.full((4, 64), -INF)
+    logits[1, 11] = logits[2, 60] = -1.0
+    logits[3, 20], logits[3, 33] = NAN, INF
+    lengths = int32(64, 64, 64, 16)
+    options = {"drop_masked": True}
+    positions, blocks = indexer_topk_blocks(logits, lengths, 2, 3, **options)
+    assert blocks.tolist() == [[7, -1, -1], [1, 7, -1], [7, -1, -1], [1, -1, -1]]
+    assert positions.tolist() == [[-1, -1], [11, -1], [60, -1], [-1, -1]]
+    assert torch.equal(indexer_topk_in_blocks(logits, lengths, blocks, 2, **options), positions)
+    _, blocks = indexer_topk_blocks(logits[3:], int32(64), 2, 3, **options)
+    assert blocks.tolist() == [[2, 4, 7]]
+
+
+def test_in_blocks_out_of_order_masked_scores_are_dropped_where_they_are() -> None:
+    logits = torch.full((1, 32), -INF)
+    logits[0, [1, 9, 25]] = torch.tensor([1.0, 2.0, 3.0])
+    got = indexer_topk_in_blocks(logits, int32(32), int32(3, 0, 1).view(1, 3), 5, drop_masked=True)
+    assert got.tolist() == [[25, 1, 9, -1, -1]]
+
+
+def test_blocks_alone() -> None:
+    positions, blocks = indexer_topk_blocks(scores(), LENGTHS, 0, BLOCK_K)
+    assert positions.shape == (ROWS, 0) and torch.equal(blocks, agree(scores(), LENGTHS)[1])
+
+
 # ---------------------------------------------------------------- given blocks
 
 
@@ -156,6 +222,7 @@ def described(op: str, **changes: Any) -> Any:
         "out": torch.zeros(ROWS, K, dtype=torch.int32),
         "blocks": torch.zeros(ROWS, BLOCK_K, dtype=torch.int32),
         "k": K,
+        "row_starts": int32(*range(ROWS)),
     }
     if op == "in_blocks":
         return InBlocksArguments(**{**arguments, **changes})

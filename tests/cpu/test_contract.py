@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gvr_topk.constants import MAX_WIDTH
-from gvr_topk.contract import DTYPES, KEY_NAN, drop_masked, exact_topk, order_key, row_length, row_lengths
+from gvr_topk.contract import (
+    DTYPES,
+    KEY_MASKED,
+    KEY_NAN,
+    best_blocks,
+    drop_masked,
+    exact_topk,
+    exact_topk_in_blocks,
+    order_key,
+    row_length,
+    row_lengths,
+)
 from gvr_topk.ops import indexer_topk_decode
 
 DENORMAL = 2.0**-149
@@ -152,6 +163,17 @@ def test_masked_scores_are_dropped(width: int) -> None:
     dropped = drop_masked(logits, everything)
     assert dropped.dtype == torch.int32
     assert dropped.tolist() == [[*range(1, width), -1], [*range(width)]]
+
+
+def test_masked_blocks_stay_unless_they_are_dropped() -> None:
+    logits = torch.full((1, 40), -math.inf)
+    logits[0, 9], logits[0, 17] = torch.finfo(torch.float32).min, math.nan
+    lengths, blocks = torch.tensor([33]), torch.arange(5, dtype=torch.int32)[None]
+    assert order_key(logits[0, :1]).item() == KEY_MASKED
+    assert best_blocks(logits, lengths, 6).tolist() == [[0, 1, 2, 3, 4, -1]]
+    assert best_blocks(logits, lengths, 6, drop=True).tolist() == [[1, 2, 4, -1, -1, -1]]
+    assert exact_topk_in_blocks(logits, lengths, blocks, 3).tolist() == [[0, 9, 17]]
+    assert exact_topk_in_blocks(logits, lengths, blocks, 3, drop=True).tolist() == [[9, 17, -1]]
 
 
 def test_the_longest_row_still_orders_by_value_then_index() -> None:

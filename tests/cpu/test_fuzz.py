@@ -54,7 +54,15 @@ def fuzzed(op: str, most: int = 400, seed: int = 2) -> dict[str, Any]:
             },
         ),
         ("prefill", {"extents": set(drawn.WINDOWS), "path": set(drawn.PREFILL_PATH_NAMES)}),
-        ("blocks", {"extents": set(drawn.LENGTHS), "given": set(drawn.GIVEN), "compress_ratio": {1, 4, 128}}),
+        (
+            "blocks",
+            {
+                "extents": set(drawn.LENGTHS),
+                "given": set(drawn.GIVEN),
+                "compress_ratio": {1, 4, 128},
+                "starts": {"", *drawn.STARTS},
+            },
+        ),
         (
             "sampling",
             {
@@ -107,6 +115,10 @@ def test_arguments_are_combined() -> None:
     assert {(512, 2048)} <= {(case.k, case.block_k) for case in cases}
     assert sum(case.width > ONE_LAUNCH_BLOCKS_WIDTH for case in cases) > len(cases) / 20
     assert {0, 1, 2048} <= {case.given_blocks for case in cases}
+    wide = [case for case in cases if case.width > ONE_LAUNCH_BLOCKS_WIDTH]
+    for some in (cases, wide):
+        combined = {(case.drop_masked, bool(case.starts), case.k == 0) for case in some}
+        assert combined >= {each for each in every if sum(each) < 2}, combined
     assert any(case.given_k > 8 * case.given_blocks > 0 for case in cases)
     assert any(case.by_row and case.next_n == 3 and case.compress_ratio > 1 for case in cases)
 

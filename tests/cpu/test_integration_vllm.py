@@ -1019,14 +1019,12 @@ def test_doctor(vllm, installed, monkeypatch):
     later = "later (checked when its library is loaded): replaced: runs our op"
     assert rows["torch.ops._C.top_k_per_row_prefill"].startswith(later)
     assert rows["sparse_attn_indexer"].startswith("ok: wrapped")
-    assert (
-        rows["would happen"]
-        == "decode and prefill top-k are replaced where sparse_indexer_topk_backend is auto"
-    )
+    where = "where sparse_indexer_topk_backend is auto, and candidate blocks"
+    assert rows["would happen"] == f"decode and prefill top-k are replaced {where}"
     assert not [name for name in sys.modules if name.startswith("vllm.")]
     monkeypatch.setenv("GVR_TOPK_VLLM", "force")
     outlook = dict(integration.describe())["would happen"]
-    assert outlook == "decode and prefill top-k are replaced whatever sparse_indexer_topk_backend says"
+    assert outlook.endswith("are replaced whatever sparse_indexer_topk_backend says, and candidate blocks")
     monkeypatch.setenv("VLLM_PLUGINS", "other")
     rows = dict(integration.describe())
     assert rows["entry point"] == "not loaded: VLLM_PLUGINS=other has to name gvr_topk, too"

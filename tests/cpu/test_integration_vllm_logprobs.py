@@ -268,10 +268,10 @@ def test_doctor(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     rows = dict(integration.describe())
     assert rows["compute_topk_scores"].startswith("ok: with GVR_TOPK_SAMPLER=1 wrapped")
     assert rows["would happen"].endswith(
-        "where sparse_indexer_topk_backend is auto, and log-probabilities, and the sampler"
+        "is auto, and candidate blocks, and log-probabilities, and the sampler"
     )
     monkeypatch.setenv("GVR_TOPK_SAMPLER", "0")
-    assert dict(integration.describe())["would happen"].endswith("is auto")
+    assert dict(integration.describe())["would happen"].endswith("is auto, and candidate blocks")
     monkeypatch.setenv("GVR_TOPK_SAMPLER", "all")
     wrong = "GVR_TOPK_SAMPLER: wanted 0, 1, force or drafts, got 'all'"
     assert dict(integration.describe())["would happen"] == f"nothing: {wrong}"

@@ -276,7 +276,7 @@ def test_doctor_says_what_is_asked_for(monkeypatch):
     monkeypatch.setattr(plugin, "_entry_points", lambda: ["there"])
     rows = dict(integration.describe())
     assert rows["fp8_fp4_mqa_logits"].startswith("ok: with GVR_TOPK_VLLM_SLICES=1 wrapped")
-    assert rows["would happen"].endswith("is auto, and scores of long prompts")
+    assert rows["would happen"].endswith("is auto, and candidate blocks, and scores of long prompts")
     monkeypatch.setenv("GVR_TOPK_VLLM_SLICES", "all")
     wrong = "GVR_TOPK_VLLM_SLICES: wanted 0, 1 or force, got 'all'"
     assert dict(integration.describe())["would happen"] == f"nothing: {wrong}"

@@ -41,7 +41,8 @@ def test_a_call_without_options(op: str, launched: list[Any]) -> None:
     assert arguments.flags == (FLAG_QUANTILE_GUESS if op == "decode" else 0)
     got = {name: getattr(arguments, name) for name in DEFAULTS if hasattr(arguments, name)}
     assert got == {name: DEFAULTS[name] for name in got} and len(got) >= 2
-    optional = ("row_slot", "next_state", "counts", "page_table", "slots", "stats", "row_request", "offsets")
+    optional = ["row_slot", "next_state", "counts", "page_table", "slots", "stats", "row_request", "offsets"]
+    optional += ["row_starts"] * (op != "prefill")
     assert [name for name in optional if getattr(arguments, name, None) is not None] == []
     function(*given, pdl=True)
     assert launched[1].flags == arguments.flags | FLAG_PDL
@@ -111,5 +112,5 @@ def test_decode_alone_has_an_overload(op: str) -> None:
 
 def test_a_wrong_k_is_named_before_the_number_of_blocks() -> None:
     out = torch.empty(2, 1, dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"indexer_topk_blocks: k: wanted .*, got 0"):
-        ops.indexer_topk_blocks(SCORES, LENGTHS, 0, 1, out=out)
+    with pytest.raises(ValueError, match=r"indexer_topk_blocks: k: wanted .*, got -1"):
+        ops.indexer_topk_blocks(SCORES, LENGTHS, -1, 2, out=out)

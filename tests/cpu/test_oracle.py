@@ -63,8 +63,10 @@ def test_blocks_are_the_newest_and_the_best(row: list[float], length: int, block
     if maxima:
         newest = len(maxima) - 1
         wanted = [*best(maxima, list(range(newest)), block_k - 1), newest]
-    got = sorted_blocks(torch.tensor([row]), torch.tensor([length]), block_k)
-    assert got.tolist() == [padded(wanted, block_k)]
+    given = torch.tensor([row]), torch.tensor([length]), block_k
+    assert sorted_blocks(*given).tolist() == [padded(wanted, block_k)]
+    kept = [block for block in wanted if block == wanted[-1] or maxima[block] != -math.inf]
+    assert sorted_blocks(*given, drop=True).tolist() == [padded(kept, block_k)]
 
 
 @given(scores, st.integers(-2, 45), st.lists(st.integers(-2, 7), max_size=6), st.integers(1, 20))

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from gvr_topk import indexer_topk_blocks, indexer_topk_decode, indexer_topk_in_blocks
 from gvr_topk.constants import BLOCK_SIZE, MAX_CHOSEN_BLOCKS, MAX_WIDTH, ONE_LAUNCH_BLOCKS_WIDTH
-from gvr_topk.contract import DTYPES, best_blocks, exact_topk, exact_topk_in_blocks, row_lengths
+from gvr_topk.contract import (
+    DTYPES,
+    best_blocks,
+    drop_masked,
+    exact_topk,
+    exact_topk_in_blocks,
+    row_lengths,
+    started_rows,
+)
 
 V41 = (512, 2048)
 """Positions and blocks that DeepSeek-V4.1 selects."""
@@ -67,11 +75,17 @@ def assert_exact(
 ) -> tuple[Tensor, Tensor]:
     """Both ops, where the second selects in what the first has chosen."""
     positions, blocks = run_blocks(logits, lengths, k, block_k, **arguments)
+    starts, drop = arguments.get("row_starts"), arguments.get("drop_masked", False)
     visible = lengths.clamp(0, logits.shape[1])
     for part in some_rows(*logits.shape):
-        assert torch.equal(blocks[part], best_blocks(logits[part], visible[part], block_k))
-        assert torch.equal(positions[part], exact_topk(logits[part], visible[part], k))
-    assert torch.equal(run_in_blocks(logits, lengths, blocks, k, **arguments), positions)
+        rows, lengths_here = logits[part], visible[part]
+        if starts is not None:
+            rows, lengths_here = started_rows(rows, lengths_here, starts[part])
+        assert torch.equal(blocks[part], best_blocks(rows, lengths_here, block_k, drop=drop))
+        wanted = exact_topk(rows, lengths_here, k)
+        assert torch.equal(positions[part], drop_masked(rows, wanted) if drop else wanted)
+    if k > 0:
+        assert torch.equal(run_in_blocks(logits, lengths, blocks, k, **arguments), positions)
     return positions, blocks
 
 
@@ -114,6 +128,26 @@ def test_rows_of_every_alignment(width: int, pad: int, shift: int, dtype: torch.
     lengths[0] = width
     for k, block_k in (V41, (7, 100)):
         assert_exact(logits, lengths, k, block_k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("pad", [0, 1, 8])
+@pytest.mark.parametrize("width", [40_009, 65_536, ONE + 5, 400_000])
+def test_rows_that_start_anywhere(width: int, pad: int, drop: bool, dtype: torch.dtype) -> None:
+    """Nothing before a row, or behind it, is a score."""
+    rows = 24
+    scores = rows_of_requests(rows, width, seed=pad, noise=1.0).to(dtype)
+    starts, lengths = integers(0, width // 2, rows, seed=pad), integers(1000, width, rows, seed=pad + 1)
+    starts[:11] = int32(0, 1, 2, 3, 4, 8, width - 3, width, width + 1, INT_MIN, INT_MAX)
+    lengths[1:7:2] = int32(7, 600, 8 * 2048)
+    first = starts.clamp(0, width)
+    column = torch.arange(width, device="cuda")
+    scores.masked_fill_((column - first[:, None]) // 4000 % 2 == 1, -INF)
+    outside = (column < first[:, None]) | (column >= first[:, None] + lengths[:, None].long())
+    logits = place(scores.masked_fill(outside, NAN), pad=pad, shift=0)
+    for k, block_k in (V41, (0, 2048), (7, 100)):
+        assert_exact(logits, lengths, k, block_k, row_starts=starts, drop_masked=drop)
 
 
 @pytest.mark.parametrize("width", [50_000, 400_000])
@@ -190,6 +224,29 @@ def test_adversarial_contents(rows: int, width: int, name: str, dtype: torch.dty
     lengths[2::5] = 8 * V41[1] + 1
     assert_exact(logits, lengths, *V41)
     assert_exact(logits, lengths, 1, 33)
+    assert_exact(logits, lengths, *V41, drop_masked=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("k", "block_k"), [V41, (0, 2), (0, 2048), (7, 33)])
+@pytest.mark.parametrize("width", [3000, 70_000, ONE, 400_003])
+def test_masked_blocks_are_dropped(width: int, k: int, block_k: int, dtype: torch.dtype) -> None:
+    """About as many unmasked blocks as are chosen, with one such score or eight, and the newest masked."""
+    counts = [*range(4), *(max(0, about + d) for about in (k, block_k) for d in (-2, -1, 0, 1, 2))]
+    rows, blocks = len(counts), -(-width // BLOCK_SIZE)
+    rank = torch.rand(rows, blocks, generator=draw(block_k), device="cuda").argsort(dim=1).argsort(dim=1)
+    unmasked = (rank < int32(*counts)[:, None]).repeat_interleave(BLOCK_SIZE, dim=1)[:, :width]
+    alone = torch.arange(width, device="cuda") % BLOCK_SIZE == 5
+    unmasked[::2] &= alone
+    scores = rows_of_requests(rows, width, seed=k, noise=1.0).to(dtype)
+    logits = scores.masked_fill(~unmasked, -INF)
+    logits[:, -9:] = -INF
+    lengths = torch.full((rows,), width, dtype=torch.int32, device="cuda")
+    lengths[1::5] = integers(0, width, len(lengths[1::5]), seed=1)
+    _, chosen = assert_exact(logits, lengths, k, block_k, drop_masked=True)
+    for row, (found, n) in enumerate(zip(chosen.tolist(), lengths.tolist(), strict=True)):
+        items = [block for block in found if block >= 0]
+        assert items == found[: len(items)] and (n <= 0 or items[-1] == (n - 1) // BLOCK_SIZE), row
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -309,23 +366,29 @@ def test_graph_replay_with_changed_lengths_and_rows(width: int) -> None:
     k, block_k = V41
     source, consumer = rows_of_requests(rows, width, seed=1), rows_of_requests(rows, width, seed=3)
     lengths = torch.full((rows,), width, dtype=torch.int32, device="cuda")
+    starts = torch.zeros_like(lengths)
     out, again = torch.empty(2, rows, k, dtype=torch.int32, device="cuda")
     blocks = torch.empty(rows, block_k, dtype=torch.int32, device="cuda")
 
     def step() -> None:
-        indexer_topk_blocks(source, lengths, k, block_k, out=out, blocks=blocks, pdl=True)
-        indexer_topk_in_blocks(consumer, lengths, blocks, k, out=again, pdl=True)
+        options: dict[str, Any] = {"row_starts": starts, "pdl": True}
+        indexer_topk_blocks(source, lengths, k, block_k, out=out, blocks=blocks, **options)
+        indexer_topk_in_blocks(consumer, lengths, blocks, k, out=again, **options)
 
     graph = captured(step)
     for turn in range(12):
         source.copy_(rows_of_requests(rows, width, seed=10 + turn, noise=1.0))
-        lengths.copy_(integers(0, (width, 20_000, 600)[turn % 3] + 1, rows, seed=turn))
+        starts.copy_(integers(0, (1, 9, 5000)[turn % 3], rows, seed=turn))
+        lengths.copy_(integers(0, (width - 9, 20_000, 600)[turn % 3] + 1, rows, seed=turn))
         for tensor in (out, again, blocks):
             tensor.fill_(POISON)
         graph.replay()
-        assert torch.equal(blocks, best_blocks(source, lengths, block_k))
-        assert torch.equal(out, exact_topk(source, lengths, k))
-        assert torch.equal(again, exact_topk_in_blocks(consumer, lengths, blocks, k))
+        moved, _ = started_rows(source, lengths, starts)
+        assert torch.equal(blocks, best_blocks(moved, lengths, block_k))
+        assert torch.equal(out, exact_topk(moved, lengths, k))
+        assert torch.equal(
+            again, exact_topk_in_blocks(started_rows(consumer, lengths, starts)[0], lengths, blocks, k)
+        )
 
 
 @pytest.mark.parametrize(("width", "words"), [(100_000, 0), (1_000_003, 125_004 + 1)])
@@ -361,7 +424,7 @@ def test_same_result_every_time_and_everywhere(width: int, rows: int) -> None:
     assert torch.equal(indexer_topk_decode(logits, lengths, V41[0]), first[0])
 
 
-@pytest.mark.parametrize("name", ["lengths", "blocks", "logits"])
+@pytest.mark.parametrize("name", ["lengths", "blocks", "logits", "starts"])
 @pytest.mark.parametrize("width", [100_000, 300_000])
 def test_rewritten_arguments_cannot_hang_or_corrupt(width: int, name: str) -> None:
     """Another stream keeps writing an argument while launches read it; guard words stay as they are."""
@@ -371,7 +434,8 @@ def test_rewritten_arguments_cannot_hang_or_corrupt(width: int, name: str) -> No
     lengths = integers(0, width + 1, rows, seed=1)
     given = given_blocks(rows, block_k, width // BLOCK_SIZE, seed=2)
     buffers = {"out": guarded(rows, k), "blocks": guarded(rows, block_k), "again": guarded(rows, k)}
-    target = {"lengths": lengths, "blocks": given, "logits": logits}[name]
+    starts = torch.zeros_like(lengths)
+    target = {"lengths": lengths, "blocks": given, "logits": logits, "starts": starts}[name]
     words = target.view(torch.int32)
     contents = [
         torch.randint(low, high, words.shape, generator=draw(seed), device="cuda", dtype=torch.int32)
@@ -383,11 +447,12 @@ def test_rewritten_arguments_cannot_hang_or_corrupt(width: int, name: str) -> No
         with torch.cuda.stream(rewriter):
             for content in contents:
                 words.copy_(content)
-        for _ in range(4):
-            indexer_topk_blocks(
-                logits, lengths, k, block_k, out=buffers["out"][1], blocks=buffers["blocks"][1]
-            )
-            indexer_topk_in_blocks(logits, lengths, given, k, out=buffers["again"][1])
+        for _ in range(2):
+            for drop in (False, True):
+                options: dict[str, Any] = {"row_starts": starts, "drop_masked": drop}
+                results = {"out": buffers["out"][1], "blocks": buffers["blocks"][1]}
+                indexer_topk_blocks(logits, lengths, k, block_k, **results, **options)
+                indexer_topk_in_blocks(logits, lengths, given, k, out=buffers["again"][1], **options)
     torch.cuda.synchronize()
     for what, (buffer, inner) in buffers.items():
         check_guards(what, buffer, inner)
@@ -411,5 +476,7 @@ def test_small_rows_of_both_ops(dtype: torch.dtype) -> None:
             logits = place(rows_of_requests(5, width).to(dtype), pad=3 * shift, shift=shift)
             lengths = integers(width // 2, width + 3, 5, seed=1)
             assert_exact(logits, lengths, 20, 33)
+            starts = integers(0, width // 2, 5, seed=2)
+            assert_exact(logits, lengths, 20, 33, row_starts=starts, drop_masked=True)
             blocks = torch.randint(-2, width // 8 + 3, (5, 70), generator=draw(1), device="cuda")
             assert_in_blocks(logits, lengths, blocks.to(torch.int32), 64)

@@ -10,10 +10,11 @@ import torch
 from vllm_engine import Runner, draft_batch, fake_vllm, logits_of, sampler_batch, sampler_with
 
 from eval.engines.vllm_compare import Comparison
+from gvr_topk.contract import best_blocks
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import plugin
-from gvr_topk.integrations.vllm.upstream import SAMPLER_MODULES, VERIFY_DRAFTS
+from gvr_topk.integrations.vllm.upstream import INDEXER_MODULE, SAMPLER_MODULES, VERIFY_DRAFTS
 from gvr_topk.sampling import sample, topk_logprobs, verify
 
 pytestmark = pytest.mark.gpu
@@ -100,6 +101,38 @@ def test_one_graph_for_batches_that_change(runner: Runner) -> None:
     assert counted["rows_longer_than_k"] > 0
     stage.forward = ours
     assert {path for path, _ in integration.counters().calls} == {"gvr_topk"}
+
+
+@pytest.mark.parametrize("width", [40_960, 524_288])
+def test_candidate_blocks(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """In a graph and outside of one, where all is compared with the fake's own choice."""
+    monkeypatch.delenv("GVR_TOPK_DISABLE", raising=False)
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "100")
+    rows, count = 6, 2048
+    logits = torch.randn(rows, width, device="cuda").masked_fill(
+        torch.rand(rows, 1, device="cuda") < 0.5, 2.0
+    )
+    logits[0, 9000:] = -torch.inf
+    lengths = torch.tensor([width, 30_000, 0, 40_000, 5_000, width - 3], dtype=torch.int32, device="cuda")
+    out = torch.zeros(rows, count, dtype=torch.int32, device="cuda")
+    with fake_vllm():
+        integration.register()
+        indexer = importlib.import_module(INDEXER_MODULE)
+
+        def choose() -> None:
+            indexer._select_candidate_blocks(logits, None, lengths, count, 8, out)
+
+        choose()
+        wanted = best_blocks(logits, lengths.long(), count, drop=True)
+        assert torch.equal(out, wanted) and out[0, 1126] == -1 and bool((out[1] >= 0).all())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            choose()
+        lengths.copy_(lengths.flip(0))
+        graph.replay()
+        assert torch.equal(out, best_blocks(logits, lengths.long(), count, drop=True))
+        assert integration.counters().calls == {("gvr_topk", "candidates"): 2}
+        integration.unregister()
 
 
 @pytest.mark.parametrize("n", [0, 20])

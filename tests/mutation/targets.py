@@ -129,6 +129,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/integrations/tensorrt_llm/selection.py": ("test_integration_kit.py", *_TENSORRT_LLM),
     "gvr_topk/integrations/tensorrt_llm/type_hints.py": ("test_integration_kit.py",),
     "gvr_topk/integrations/sglang/sampler.py": ("test_sglang_sampler.py",),
+    "gvr_topk/integrations/vllm/candidates.py": ("test_integration_vllm_candidates.py",),
     "gvr_topk/integrations/vllm/drafts.py": ("test_integration_vllm_drafts.py",),
     "gvr_topk/integrations/vllm/logprobs.py": ("test_integration_vllm_logprobs.py",),
     "gvr_topk/integrations/vllm/plugin.py": ("test_integration_vllm.py", _VLLM_SLICES, *_VLLM_SAMPLER),
@@ -209,8 +210,14 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "keys = torch.where(is_newest, KEY_NAN + 1, keys)",
             "1 to 2",
         ): "any number above the key of NaN puts the newest block first",
-        ("return largest(keys, keys >= 0, block_k).to(torch.int32)", "GtE to Gt"): _NO_SMALLER_KEY,
-        ("return largest(keys, keys >= 0, block_k).to(torch.int32)", "0 to 1"): _NO_SMALLER_KEY,
+        (
+            "return largest(keys, keys > (KEY_MASKED if drop else -1), block_k).to(torch.int32)",
+            "1 to 2",
+        ): _ANY_NEGATIVE,
+        (
+            "place = largest(keys, visible & (keys > (KEY_MASKED if drop else -1)), k)",
+            "1 to 2",
+        ): _NO_SMALLER_KEY,
     },
     "gvr_topk/distributed/shards.py": {
         (
@@ -240,13 +247,10 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             ): _FLAG_IS_CHECKED
             for flag in ("pdl", "clamp_pages", "drop_masked")
         },
-        **{
-            (
-                f'flags = FLAG_PDL if pdl is True or (pdl is not False and {op}.flag("pdl", pdl)) else 0',
-                "to True",
-            ): _FLAG_IS_CHECKED
-            for op in ("PREFILL", "BLOCKS", "IN_BLOCKS")
-        },
+        (
+            'flags = FLAG_PDL if pdl is True or (pdl is not False and PREFILL.flag("pdl", pdl)) else 0',
+            "to True",
+        ): _FLAG_IS_CHECKED,
     },
     "gvr_topk/sampling/arithmetic.py": {
         (

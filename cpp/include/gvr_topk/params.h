@@ -137,10 +137,12 @@ struct SliceParams {
 // The parameters of a launch of a blocks kernel. The kernel chooses blocks of each row, or is given them, and
 // selects in them; or it writes values of blocks, from which a launch of TopkParams chooses.
 struct BlocksParams {
-  TopkParams topk;        // scores, lengths, and where positions go; without options and state
-  const int32_t* given;   // [rows, block_k] blocks to select in, or null: the kernel chooses them
-  int32_t* chosen;        // [rows, >= block_k] or null: where the chosen blocks go
-  int64_t blocks_stride;  // elements between rows of `given` or `chosen`
+  TopkParams topk;  // scores, lengths, where positions go, and whether masked scores are dropped; k of 0 is
+                    // for blocks alone
+  const int32_t* row_starts;  // [rows] or null (0): column from which lengths, positions and blocks count
+  const int32_t* given;       // [rows, block_k] blocks to select in, or null: the kernel chooses them
+  int32_t* chosen;            // [rows, >= block_k] or null: where the chosen blocks go
+  int64_t blocks_stride;      // elements between rows of `given` or `chosen`
   int32_t block_k;
   float* values;           // [rows, values_stride] or null: the greatest score of each block
   int64_t values_stride;   // as many values as a row has blocks, or more

@@ -1,11 +1,12 @@
-// Sizes of the kernels of blocks and their shared memory, and what one thread holds in registers: the largest
-// scores of blocks, and the scores of candidate blocks.
+// Sizes of the kernels of blocks and their shared memory, where a row begins, and what one thread holds in
+// registers: the largest scores of blocks, and the scores of candidate blocks.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "cluster/row_context.cuh"
+#include "cluster/row_job.cuh"
 #include "cluster/smem_layout.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -26,14 +27,18 @@ constexpr int kVecsOfBlock = kBlockScores / kPerVec<T>;
 constexpr int kNoBlock = -1;
 
 // The launch flags that the kernels of blocks obey.
-constexpr uint32_t kFlags =
-    LaunchTraits::kAligned | LaunchTraits::kDraftRows | LaunchTraits::kRowLengths | LaunchTraits::kCompressed;
+constexpr uint32_t kFlags = LaunchTraits::kAligned | LaunchTraits::kDraftRows | LaunchTraits::kRowLengths |
+                            LaunchTraits::kCompressed | LaunchTraits::kDropMasked | LaunchTraits::kRowStarts;
 
 // Returns how many blocks a row of `n` scores has; the newest of them may be shorter than the others.
 GVR_DEVICE int blocks_of(int n) { return (n + kBlockScores - 1) / kBlockScores; }
 
-struct alignas(128) BlocksShared {
+struct alignas(128) RowShared {
   Shared shared;
+  int32_t start;  // column from which the row counts, if rows start at columns of their own
+};
+
+struct alignas(128) BlocksShared : RowShared {
   small_row::RoundBins<kThreads> bins;
   int32_t candidates[kMaxChosen];  // blocks to select in; kNoBlock in place of one that the row does not have
   uint32_t given_count;            // given blocks that the row has
@@ -50,6 +55,34 @@ inline size_t blocks_bytes(int64_t selected) {
 }
 static_assert(sizeof(BlocksShared) + sizeof(uint16_t) * kMaxChosen * kBlockScores <=
               shared_bytes_of_block(120));
+
+// The row from its first column on, once that and its length are known.
+template <typename T>
+GVR_DEVICE RowView<T> started_row(const BlocksParams& p, const LaunchTraits& traits, int row,
+                                  const RowShared& own) {
+  RowView<T> view = row_buffer<T>(p.topk, traits.has(LaunchTraits::kAligned), row);
+  view.n = own.shared.facts.length;
+  if (traits.has(LaunchTraits::kRowStarts)) {
+    view.data += own.start;
+    // All lanes have the same number; a vote lets the compiler know.
+    view.aligned = __all_sync(0xffffffffu, view.aligned && own.start % kPerVec<T> == 0);
+  }
+  return view;
+}
+
+// Waits for the row's first column and length, which one thread has read. This contains one block barrier.
+template <typename T>
+GVR_DEVICE void agree_on_row(RowJob<T, false>& job, const LaunchTraits& traits, const BlocksParams& p,
+                             RowShared& own) {
+  int start = 0;
+  ptx::load_if(traits.has(LaunchTraits::kRowStarts) && threadIdx.x == 0, start, p.row_starts + job.row);
+  start = min(max(start, 0), p.topk.width);
+  ptx::store_shared_if(threadIdx.x == 0, own.start, start);
+  TopkParams started = p.topk;
+  started.width -= start;
+  job.agree_on_length(started, traits);
+  if (traits.has(LaunchTraits::kRowStarts)) job.ctx.row = started_row<T>(p, traits, job.row, own);
+}
 
 // Returns the key of a block's largest score, or the key of NaN if one of the scores is NaN.
 template <typename T>

@@ -29,12 +29,12 @@ __global__ void __launch_bounds__(kThreads, 4)
   const LaunchTraits traits(0, 0, launch_traits.flags & kFlags);
   ptx::grid_take_over();
   RowJob<T, false> job(p.topk, traits, storage + ptx::unknown_zero(), true);
-  job.agree_on_length(p.topk, traits);
+  agree_on_row(job, traits, p, *reinterpret_cast<RowShared*>(storage));
   const int blocks = blocks_of(job.ctx.row.n);
   // A row of at least `block_k` blocks has its newest one in the last place, and the decode launch chooses
   // from the others. A shorter row has all of its blocks, which the decode launch writes without reading a
-  // value.
-  const bool chooses = blocks >= p.block_k;
+  // value, unless masked ones are dropped.
+  const bool chooses = blocks >= (traits.has(LaunchTraits::kDropMasked) ? 1 : p.block_k);
   if (blockIdx.y == 0 && threadIdx.x == 0) {
     ptx::store_global(p.value_lengths + job.row, chooses ? blocks - 1 : blocks);
     ptx::store_global(p.chosen + job.row * p.blocks_stride + p.block_k - 1, chooses ? blocks - 1 : kNoBlock);

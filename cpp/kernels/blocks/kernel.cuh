@@ -11,7 +11,8 @@
 // - gather: the scores of the candidates, which are the chosen or the given blocks, are loaded into registers
 //   (blocks/block_tile.cuh). More than k blocks are chosen, so the top k are among them
 //   (gvr_topk/policy.h);
-// - select: radix rounds find the k-th of them;
+// - select: radix rounds find the k-th of them. Masked elements are dropped from either selection if that is
+//   asked for;
 // - emit: their positions are staged in shared memory in ascending order, and written.
 //
 // Rounds and their end are those of short rows (small_row/key_rounds.cuh, small_row/partition.cuh), in both
@@ -32,37 +33,55 @@ GVR_DEVICE void prepare_selection(BlocksShared& own, int thread) {
   if (thread == 0) own.shared.few_count = 0;
 }
 
-// Selects the `ctx.k` largest elements of a tile that holds keys and more than `ctx.k` elements. `before`
-// becomes the number that earlier warps have selected.
+// Selects the `ctx.k` largest elements of a tile that holds keys of `count` elements, without masked ones if
+// it `drops` them, and returns how many they are. `before` becomes the number that earlier warps have
+// selected.
 template <typename T, typename Tile>
-GVR_DEVICE small_row::PartitionOf<Tile> select_largest(const RowContext<T>& ctx, const Tile& tile,
-                                                       small_row::RoundBins<kThreads>& bins,
-                                                       uint32_t& before) {
-  int rounds = 0;
-  uint32_t dense_bin = 0, kth = 0;
-  small_row::PartitionOf<Tile> partition =
-      small_row::partition_at(tile, small_row::narrow_keys(ctx, tile, bins, rounds, dense_bin));
-  small_row::select_inside(ctx, tile, bins, partition, partition.boundary_count > kRankDirectly, before, kth,
-                           [](uint32_t key) { return key; });
-  return partition;
+GVR_DEVICE int select_largest(const RowContext<T>& ctx, const Tile& tile, BlocksShared& own, int count,
+                              bool drops, LaneMask<Tile::kWords>& selected, uint32_t& before) {
+  if (count > ctx.k) {
+    int rounds = 0;
+    uint32_t dense_bin = 0, kth = 0;
+    small_row::PartitionOf<Tile> partition =
+        small_row::partition_at(tile, small_row::narrow_keys(ctx, tile, own.bins, rounds, dense_bin));
+    small_row::select_inside(ctx, tile, own.bins, partition, partition.boundary_count > kRankDirectly, before,
+                             kth, [](uint32_t key) { return key; });
+    selected = partition.above;
+  } else {
+    selected =
+        tile.mask_of([](float& sum, uint32_t key, float bit) { ptx::set_bit_if_greater(sum, key, 0, bit); });
+    const uint32_t here = __reduce_add_sync(0xffffffffu, selected.count());
+    if (ctx.lane == 0) ctx.shared->warp_value[0][ctx.warp] = here;
+    __syncthreads();
+    before = earlier_warps(ctx, 0);
+  }
+  return drops ? small_row::drop_masked(ctx, tile, selected, before) : min(count, ctx.k);
 }
 
-// Stages the `block_k` blocks of a row that has more: its newest one, and the best of the others.
+// Stages up to `block_k` blocks of a row that has any, its newest one and the best of the others, and returns
+// how many they are.
 template <typename T>
-GVR_DEVICE void choose_blocks(RowContext<T>& ctx, BlocksShared& own, int block_k) {
+GVR_DEVICE int choose_blocks(RowContext<T>& ctx, BlocksShared& own, int block_k, bool drops) {
   ctx.k = block_k - 1;
+  const int newest = blocks_of(ctx.row.n) - 1;
   BlockTile<T> tile;
-  tile.load(ctx.row, blocks_of(ctx.row.n) - 1);
+  tile.load(ctx.row, newest);
   uint32_t before = 0;
-  const auto partition = select_largest(ctx, tile, own.bins, before);
-  stage_selected(ctx, tile, partition.above, before, own.staged);
-  if (ctx.thread == 0) own.staged[ctx.k] = static_cast<uint16_t>(blocks_of(ctx.shared->facts.length) - 1);
+  LaneMask<BlockTile<T>::kWords> selected;
+  const int others = select_largest(ctx, tile, own, newest, drops, selected, before);
+  stage_selected(ctx, tile, selected, before, own.staged);
+  if (ctx.thread == 0) own.staged[others] = static_cast<uint16_t>(blocks_of(own.shared.facts.length) - 1);
   __syncthreads();
+  return others + 1;
 }
 
-// Takes the given blocks that the row has as candidates, and returns how many scores they hold. It takes one
-// block barrier.
-GVR_DEVICE int accept_given(BlocksShared& own, const int (&given)[kGivenPerThread], int thread, int n) {
+// The number of scores in `count` blocks of a row of `n`, `newest` of which are its newest block.
+GVR_DEVICE int scores_in(int count, int newest, int n) {
+  return count * kBlockScores - newest * (blocks_of(n) * kBlockScores - n);
+}
+
+// Takes the given blocks that the row has as candidates, and counts them. It takes one block barrier.
+GVR_DEVICE void accept_given(BlocksShared& own, const int (&given)[kGivenPerThread], int thread, int n) {
   const int blocks = blocks_of(n);
   uint32_t count = 0, newest = 0;
 #pragma unroll
@@ -79,22 +98,6 @@ GVR_DEVICE int accept_given(BlocksShared& own, const int (&given)[kGivenPerThrea
     atomicAdd(&own.given_newest, newest);
   }
   __syncthreads();
-  const int missing = blocks * kBlockScores - n;  // scores that the newest block does not have
-  return static_cast<int>(own.given_count) * kBlockScores - static_cast<int>(own.given_newest) * missing;
-}
-
-// Selects all scores of a tile.
-template <typename T, typename Tile>
-GVR_DEVICE small_row::PartitionOf<Tile> select_all(const RowContext<T>& ctx, const Tile& tile,
-                                                   uint32_t& before) {
-  small_row::PartitionOf<Tile> partition{};
-  partition.above =
-      tile.mask_of([](float& sum, uint32_t key, float bit) { ptx::set_bit_if_greater(sum, key, 0, bit); });
-  const uint32_t here = __reduce_add_sync(0xffffffffu, partition.above.count());
-  if (ctx.lane == 0) ctx.shared->warp_value[0][ctx.warp] = here;
-  __syncthreads();
-  before = earlier_warps(ctx, 0);
-  return partition;
 }
 
 GVR_DEVICE int32_t* positions_of(const BlocksParams& p, int row) {
@@ -122,35 +125,46 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (ctx.thread == 0) own.given_count = own.given_newest = 0;
   }
   prepare_selection(own, ctx.thread);
-  job.agree_on_length(p.topk, traits);
-  int selectable = ctx.row.n;  // scores in the candidates; the whole row's, if blocks are chosen
+  agree_on_row(job, traits, p, own);
+  const bool drops = traits.has(LaunchTraits::kDropMasked);
+  int selectable;  // scores in the candidates
   if constexpr (kGiven) {
-    selectable = accept_given(own, given, ctx.thread, ctx.row.n);
+    accept_given(own, given, ctx.thread, ctx.row.n);
+    const int count = static_cast<int>(own.given_count);
+    selectable = scores_in(count, static_cast<int>(own.given_newest), ctx.row.n);
+    // Blocks that the decode launch has chosen end in the newest one, which moves up to the others.
+    if (p.chosen != nullptr && ctx.thread == 0 && 0 < count && count < p.block_k) {
+      int32_t* const chosen = p.chosen + job.row * p.blocks_stride;
+      ptx::store_global(chosen + p.block_k - 1, kNoBlock);
+      ptx::store_global(chosen + count - 1, blocks_of(ctx.row.n) - 1);
+    }
+    if (ctx.k == 0) return;
   } else {
-    const bool chooses = blocks_of(ctx.row.n) > p.block_k;
+    int count = min(blocks_of(ctx.row.n), p.block_k);
+    const bool chooses = blocks_of(ctx.row.n) > (drops ? 0 : p.block_k);
     if (chooses) {
-      choose_blocks(ctx, own, p.block_k);
+      count = choose_blocks(ctx, own, p.block_k, drops);
       // Registers are short until here, so values that are not needed meanwhile are computed again. The
       // unknown zero keeps the compiler from holding the old ones.
       job.row += ptx::unknown_zero();
       ctx.thread = threadIdx.x + ptx::unknown_zero();
       ctx.lane = ctx.thread & 31;
       ctx.warp = ctx.thread >> 5;
-      ctx.row = row_buffer<T>(p.topk, traits.has(LaunchTraits::kAligned), job.row);
-      ctx.row.n = ctx.shared->facts.length;
+      ctx.row = started_row<T>(p, traits, job.row, own);
       ctx.k = p.topk.k;
       prepare_selection(own, ctx.thread);
     }
-    const int n = ctx.row.n, blocks = blocks_of(n);
+    const int n = ctx.row.n;
+    selectable = scores_in(count, 1, n);
     // Publish.
     int32_t* const chosen = p.chosen + job.row * p.blocks_stride;
 #pragma unroll 1
     for (int i = ctx.thread; i < p.block_k; i += kThreads) {
-      const int block = chooses ? own.staged[i] : i < blocks ? i : kNoBlock;
+      const int block = i >= count ? kNoBlock : chooses ? own.staged[i] : i;
       own.candidates[i] = block;
       ptx::store_global(chosen + i, block);
     }
-    if (n <= ctx.k) {
+    if (ctx.k == 0 || (n <= ctx.k && !drops)) {
       int32_t* const out = positions_of(p, job.row);
 #pragma unroll 1
       for (int i = ctx.thread; i < ctx.k; i += kThreads) ptx::store_global(out + i, i < n ? i : -1);
@@ -162,15 +176,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   CandidateTile<T> tile;
   gather(ctx, own.candidates, p.block_k, tile);
   uint32_t before = 0;
-  int items = ctx.k;
-  small_row::PartitionOf<CandidateTile<T>> partition;
-  if (kGiven && selectable <= ctx.k) {
-    items = selectable;
-    partition = select_all(ctx, tile, before);
-  } else {
-    partition = select_largest(ctx, tile, own.bins, before);
-  }
-  small_row::stage_selected(ctx, tile, partition.above, before, own.staged);
+  LaneMask<CandidateTile<T>::kWords> selected;
+  const int items = select_largest(ctx, tile, own, selectable, drops, selected, before);
+  small_row::stage_selected(ctx, tile, selected, before, own.staged);
   __syncthreads();
   int32_t* const out = positions_of(p, job.row);
 #pragma unroll 1

@@ -17,11 +17,13 @@ cudaError_t launch(const BlocksParams& params, const LaunchTarget& target) {
   Plan plan{};
   plan.path = Path::kNoHint;
   plan.ctas_per_row = 1;
-  const LaunchTraits traits = describe_launch<T>(params.topk, plan);
+  LaunchTraits traits = describe_launch<T>(params.topk, plan);
+  if (params.row_starts != nullptr) traits.flags |= LaunchTraits::kRowStarts;
   if (params.values != nullptr) {
     const int64_t runs = (params.values_stride + kThreads - 1) / kThreads;
     const int64_t parts = std::clamp<int64_t>(kValueCtas / params.topk.rows, 1, runs);
-    const LaunchConfig every_part(dim3(params.topk.rows, parts), dim3(kThreads), sizeof(Shared), 1, target);
+    const LaunchConfig every_part(dim3(params.topk.rows, parts), dim3(kThreads), sizeof(RowShared), 1,
+                                  target);
     return launch_kernel<block_values<T>>(every_part, traits, params);
   }
   if (params.given != nullptr) return launch_kernel<blocks_topk<T, true>>(config, traits, params);

@@ -46,6 +46,7 @@ struct alignas(8) LaunchTraits {
     kSharedSlots = 1 << 15,   // positions are kept, and several rows may name the same slot
     kDropMasked = 1 << 16,    // scores of -inf are not selected
     kClaimedSlots = 1 << 17,  // as kSharedSlots, and a launch before this one has claimed the slots
+    kRowStarts = 1 << 18,     // rows start at columns of their own; only in kernels of blocks
     kPlainRowFlags = kAligned | kWholeVectors,
     kCommonFlags = kPlainRowFlags | kUseHint | kReadsState | kWritesState,
     kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots | kRowLengths | kCounts | kStateByRow |

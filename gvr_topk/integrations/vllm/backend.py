@@ -19,6 +19,12 @@ GVR_ARCH = 100
 """Compute capability times ten from which ``auto`` may choose such a backend."""
 
 
+def backend_of(builder: Any) -> Any:
+    """Return which top-k backend the configuration of a metadata builder asks for."""
+    kernels = getattr(getattr(builder, "vllm_config", None), "kernel_config", None)
+    return getattr(kernels, "sparse_indexer_topk_backend", AUTO)
+
+
 class BackendSwitch(Switch):
     """Leaves calls to vLLM where another backend was chosen, and for good once our op has failed.
 

@@ -30,6 +30,7 @@ from gvr_topk.integrations._kit.log import Say, one_line
 from gvr_topk.integrations._kit.signatures import argument, check_object
 from gvr_topk.integrations._kit.verify import Selected, Verifier
 from gvr_topk.integrations.vllm.backend import BackendSwitch
+from gvr_topk.integrations.vllm.candidates import CandidatesHook
 from gvr_topk.integrations.vllm.metrics import CallMetrics
 from gvr_topk.integrations.vllm.prefill import PrefillCall, PrefillHook, PrefillOp
 from gvr_topk.integrations.vllm.rows import ATTRIBUTE, RequestStates, Rows
@@ -75,6 +76,7 @@ class LayerHook:
         self._switch = BackendSwitch(mode, say)
         self._verifier = Verifier.if_asked_for(ENGINE.name, say)
         self._prefill = PrefillHook(metrics, mode, say, self._verifier)
+        self.candidates = CandidatesHook(metrics, mode, say)
         self._slices = SlicesHook(lambda: getattr(self._local, "layer", None), say)
         self._states: weakref.WeakKeyDictionary[Any, RequestStates | None] = weakref.WeakKeyDictionary()
         self._layers: set[str] = set()
@@ -91,6 +93,7 @@ class LayerHook:
         @functools.wraps(original)
         def build(builder: Any, *args: Any, **kwargs: Any) -> Any:
             self._prefill.note_backend(builder)
+            self.candidates.note_backend(builder)
             self._layers.update(getattr(builder, "layer_names", ()))
             make = functools.partial(original, builder, *args, **kwargs)
             metadata = self._slices.build(builder, make) if self._prefill.takes_slices else make()

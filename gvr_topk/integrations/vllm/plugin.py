@@ -32,6 +32,8 @@ from gvr_topk.integrations.vllm.upstream import (
     ATTENTION_MODULE,
     BUILD,
     BUILDER_MODULE,
+    CALLED_CANDIDATES,
+    CANDIDATES,
     ENGINE,
     INDEXER,
     INDEXER_MODULE,
@@ -54,12 +56,13 @@ LOGGER = "vllm.gvr_topk"
 
 
 OPTIONAL = (
+    ("candidate blocks", lambda: True, (CANDIDATES,)),
     ("scores of long prompts", environment.slices, (SPLIT, SCORES)),
     ("log-probabilities", environment.sampler, (TOPK_SCORES,)),
     ("the sampler", environment.sampler, (SAMPLE,)),
     ("drafts", environment.drafts, (VERIFY_DRAFTS,)),
 )
-"""What is replaced on request: its name, whether it is asked for, and its points."""
+"""What else may be replaced: its name, whether it is asked for, and its points."""
 
 
 class _Unlike(RuntimeError):
@@ -89,6 +92,7 @@ class _Integration:
             return
         self.hook = LayerHook(self.metrics, mode, self.say)
         reports = (ENGINE.name, self.metrics.count, self.say)
+        self.asked_for[CALLED_CANDIDATES] = self.hook.candidates.wrap
         if environment.slices():
             self.asked_for |= {SPLIT: self.hook.wrap_split, SCORES: self.hook.wrap_scores}
         if environment.sampler():
@@ -122,6 +126,7 @@ class _Integration:
         elif name == INDEXER_MODULE:
             if self._replace_prefill(hook, module):
                 self._wrap_if_asked_for(module, SCORES, "scores of prompts stay")
+            self._wrap_if_asked_for(module, CALLED_CANDIDATES, "candidate blocks stay")
             if callable(getattr(module, RESOLVE.name, None)):
                 self.patches.wrap(module, RESOLVE.name, hook.wrap_resolve)
         elif name == ATTENTION_MODULE and callable(getattr(module, INDEXER.name, None)):

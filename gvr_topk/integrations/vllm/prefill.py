@@ -23,7 +23,7 @@ from gvr_topk.integrations._kit.device import capturing
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import Say
 from gvr_topk.integrations._kit.verify import Selected, Verifier
-from gvr_topk.integrations.vllm.backend import BackendSwitch
+from gvr_topk.integrations.vllm.backend import BackendSwitch, backend_of
 from gvr_topk.integrations.vllm.metrics import CallMetrics
 from gvr_topk.integrations.vllm.slices import DeferredScores
 from gvr_topk.integrations.vllm.upstream import AUTO
@@ -127,8 +127,7 @@ class PrefillHook:
         The setting is about the decode top-k. Whoever chose another backend wants vLLM's own selection, so
         vLLM's prefill top-k stays, too.
         """
-        kernels = getattr(getattr(builder, "vllm_config", None), "kernel_config", None)
-        self._backend = getattr(kernels, "sparse_indexer_topk_backend", AUTO)
+        self._backend = backend_of(builder)
 
     def select(self, call: PrefillCall, original: Any) -> bool:
         """Run one call with our op.

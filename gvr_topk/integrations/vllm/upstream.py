@@ -6,6 +6,8 @@ installed, and one difference is enough to leave all of vLLM as it is.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gvr_topk.integrations._kit.engine import Engine
 from gvr_topk.integrations._kit.environment import ENABLE_SAMPLER, ENABLE_SLICES, ENABLE_VLLM, Mode
 from gvr_topk.integrations._kit.signatures import PatchPoint
@@ -71,6 +73,14 @@ RESOLVE = PatchPoint(
     "wrapped: names the layer where the indexer runs as torch.ops.vllm.sparse_attn_indexer",
     more="any",
 )
+CANDIDATES = PatchPoint(
+    "select_candidate_blocks",
+    "function",
+    "vllm.model_executor.kernels.attention.dsa.candidate_blocks",
+    ("logits", "row_ks", "row_ke", "topk_blocks", "block_size", "out", "row_repeat"),
+    f"wrapped where {INDEXER_MODULE} calls it; the original stays as the fallback",
+)
+CALLED_CANDIDATES = replace(CANDIDATES, name=f"_{CANDIDATES.name}")
 SPLIT = PatchPoint(
     "DeepseekV32IndexerMetadataBuilder._split_indexer_prefill_chunks",
     "method",
@@ -142,8 +152,9 @@ COMMON_OBJECT = PatchPoint(
 )
 
 POINTS = (TOP_K, PREFILL, BUILD, INDEXER, BUILDER_OBJECT, METADATA_OBJECT, COMMON_OBJECT)
-"""All points that must be there, in the order in which they are reported. Without `TOPK_SCORES`, `SAMPLE`,
-`VERIFY_DRAFTS`, or `SPLIT` and `SCORES`, only log-probabilities, draws, drafts or chunks stay vLLM's own."""
+"""All points that must be there, in the order in which they are reported. Without `CANDIDATES`,
+`TOPK_SCORES`, `SAMPLE`, `VERIFY_DRAFTS`, or `SPLIT` and `SCORES`, only candidate blocks, log-probabilities,
+draws, drafts or chunks stay vLLM's own."""
 
 WATCHED = (TOP_K_MODULE, INDEXER_MODULE, BUILDER_MODULE, ATTENTION_MODULE, *SAMPLER_MODULES, V1_RUNNER_MODULE)
 """Modules that are patched, or noticed, after their import."""

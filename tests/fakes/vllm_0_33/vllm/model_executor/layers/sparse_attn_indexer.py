@@ -4,6 +4,12 @@ import torch
 
 from vllm import _custom_ops as ops
 from vllm.forward_context import get_forward_context
+from vllm.model_executor.kernels.attention.dsa.candidate_blocks import (
+    apply_candidate_mask as _apply_candidate_mask,
+)
+from vllm.model_executor.kernels.attention.dsa.candidate_blocks import (
+    select_candidate_blocks as _select_candidate_blocks,
+)
 from vllm.model_executor.layers.indexer_topk import get_indexer_topk
 from vllm.utils.deep_gemm import fp8_fp4_mqa_logits
 from vllm.utils.torch_utils import LayerNameType, _encode_layer_name, _resolve_layer_name
@@ -64,6 +70,13 @@ def sparse_attn_indexer(
             logits = as_fp32_logits(
                 fp8_fp4_mqa_logits((q, None), kv, weights[rows], starts, ends, chunk.max_seqlen_k), row_ends
             )
+            if candidate_blocks is not None:
+                candidates = candidate_blocks[rows]
+                if candidate_write:
+                    count = candidates.shape[1]
+                    _select_candidate_blocks(logits, None, row_ends, count, candidate_block_size, candidates)
+                else:
+                    _apply_candidate_mask(logits, None, row_ends, candidates, candidate_block_size)
             ops.top_k_per_row_prefill(
                 logits,
                 torch.zeros_like(row_ends),
@@ -79,6 +92,17 @@ def sparse_attn_indexer(
         next_n = seq_lens.shape[1]
         rows = seq_lens.shape[0] * next_n
         logits = kv_cache[:rows, :max_model_len]
+        if candidate_blocks is not None:
+            visible = seq_lens.reshape(-1)
+            repeat = next_n if visible.numel() != rows else 1
+            visible, candidates = visible[:rows], candidate_blocks[:rows]
+            if candidate_write:
+                count = candidates.shape[1]
+                _select_candidate_blocks(
+                    logits, None, visible, count, candidate_block_size, candidates, repeat
+                )
+            else:
+                _apply_candidate_mask(logits, None, visible, candidates, candidate_block_size, repeat)
         get_indexer_topk(topk_backend)(
             logits,
             seq_lens,
@@ -97,8 +121,19 @@ _registered_op = sparse_attn_indexer
 class SparseAttnIndexer(torch.nn.Module):
     """Models other than `vllm.models.deepseek_v32` come this way, through ``torch.ops.vllm``."""
 
-    def __init__(self, k_cache, topk_tokens, max_model_len, topk_indices_buffer, topk_backend="auto"):
+    def __init__(
+        self,
+        k_cache,
+        topk_tokens,
+        max_model_len,
+        topk_indices_buffer,
+        topk_backend="auto",
+        candidate_blocks=None,
+        candidate_write=False,
+    ):
         super().__init__()
+        self.candidate_blocks = candidate_blocks
+        self.candidate_write = candidate_write
         self.k_cache = k_cache
         self.topk_tokens = topk_tokens
         self.max_model_len = max_model_len
@@ -125,5 +160,8 @@ class SparseAttnIndexer(torch.nn.Module):
             False,
             False,
             _encode_layer_name("model.layers.0.self_attn.attn"),
+            candidate_blocks=self.candidate_blocks,
+            candidate_block_size=8,
+            candidate_write=self.candidate_write,
             topk_backend=self.topk_backend,
         )
