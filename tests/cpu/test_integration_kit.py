@@ -10,7 +10,7 @@ import torch
 
 from gvr_topk.config import MAX_DEPTH, ConfigError
 from gvr_topk.config_files import _merge
-from gvr_topk.integrations._kit.device import arch_of, capturing
+from gvr_topk.integrations._kit.device import arch_of, capturing, multiprocessors
 from gvr_topk.integrations._kit.switch import Switch
 from gvr_topk.integrations._kit.transaction import Transaction
 from gvr_topk.integrations.tensorrt_llm.selection import PLAIN, Selection, wrap_top_k
@@ -29,6 +29,13 @@ def test_arch_of_a_device(monkeypatch: pytest.MonkeyPatch, capability: tuple[int
 def test_only_a_gpu_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert capturing(torch.device("cuda", 0)) and not capturing(torch.device("cpu"))
+
+
+def test_multiprocessors_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert multiprocessors(torch.device("cuda", 0)) == 132
+    assert multiprocessors(torch.device("cpu")) == 1
 
 
 def test_a_switch_announces_once() -> None:
