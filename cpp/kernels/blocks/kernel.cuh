@@ -50,6 +50,7 @@ GVR_DEVICE int select_largest(const RowContext<T>& ctx, const Tile& tile, Blocks
   } else {
     selected =
         tile.mask_of([](float& sum, uint32_t key, float bit) { ptx::set_bit_if_greater(sum, key, 0, bit); });
+    ptx::reconverge(ctx.zero);  // Lanes may have loaded blocks one by one.
     const uint32_t here = __reduce_add_sync(0xffffffffu, selected.count());
     if (ctx.lane == 0) ctx.shared->warp_value[0][ctx.warp] = here;
     __syncthreads();

@@ -2,6 +2,7 @@
 // is of ones for top-k and of masses for top-p. All sums are of integers, so their order does not matter.
 #pragma once
 
+#include "core/key_range.cuh"
 #include "gvr_topk/sampling_arithmetic.h"
 #include "sampling/row_part.cuh"
 
@@ -174,6 +175,12 @@ GVR_DEVICE uint64_t sum_of_ranks(const Team& team, const uint64_t& place) {
   return sum;
 }
 
+// The value up to which elements reach to a key, given without the bits that keys of T have in common.
+template <typename T>
+GVR_DEVICE float value_of_end(uint32_t key) {
+  return KeyInterval::only(whole_key<T>(key)).high();
+}
+
 // The sums of a row's elements by bins.
 struct RowBins {
   uint64_t bin;    // the bin of this thread's number
@@ -186,7 +193,7 @@ template <typename T, typename Measure>
 GVR_DEVICE RowBins sum_bins(Team& team, const RowShare<T>& part, uint64_t steps, Span span,
                             const Measure& measure, uint64_t other) {
   SampleShared& smem = *team.smem;
-  const float low = key_to_float(whole_key<T>(span.low)), high = key_to_float(whole_key<T>(span.high));
+  const float low = key_to_float(whole_key<T>(span.low)), high = value_of_end<T>(span.high);
   const int shift = span.shift();
   part.for_each(
       steps, team.lane, [&](float x, int) { return x >= low && x <= high; },
@@ -267,7 +274,7 @@ GVR_DEVICE void count_sample(const Team& team, const RowShare<T>& part, const Ma
     for (int e = 0; e < kPerVec<T>; ++e) {
       const float x = element<T>(vec, e), bin = (masses.max - x) * bins;
       if (x >= least || !(bin < kBins)) continue;
-      ptx::add_shared(team.smem->limbs[0][static_cast<int>(bin)], 1, team.zero);
+      ptx::add_shared(team.smem->limbs[0][static_cast<uint32_t>(fmaxf(bin, 0.0f))], 1, team.zero);
     }
   }
   ptx::reconverge(team.zero);
@@ -292,9 +299,11 @@ GVR_DEVICE Interval expect_boundary(const Team& team, const Masses& masses, floa
   if (team.lane == 31) {
     smem.warp_record[team.warp] = Record{{__float_as_uint(upto), __float_as_uint(squares), 0, 0}};
   }
-  // The error of the sum, and the distances of the interval's ends, in octaves.
-  float* const found = reinterpret_cast<float*>(smem.maxima);
-  if (team.thread == 0) found[0] = found[1] = 0.0f, found[2] = octaves;
+  // The error of the sum, and the distances of the interval's ends, in octaves, as bits of numbers that are
+  // not negative. Sums of floats need not rise from thread to thread, so two threads may find one. Which of
+  // them counts must not depend on their order, because all CTAs have to agree.
+  uint32_t* const found = smem.maxima;
+  if (team.thread == 0) found[0] = found[1] = 0, found[2] = __float_as_uint(octaves);
   __syncthreads();
   float before = 0.0f, total = 0.0f, variance = 0.0f;
 #pragma unroll
@@ -307,15 +316,19 @@ GVR_DEVICE Interval expect_boundary(const Team& team, const Masses& masses, floa
   const float rest = 1.0f - share, middle = share * total;
   if (begin <= middle && middle < end) {
     constexpr float kDeviations = 4.0f;
-    found[0] = kDeviations * sqrtf(variance * rest * rest + weight * total * rest * share * share);
+    const float error = kDeviations * sqrtf(variance * rest * rest + weight * total * rest * share * share);
+    atomicMax(&found[0], __float_as_uint(error));
   }
   __syncthreads();
-  const float low = middle + found[0], high = middle - found[0];
-  const auto octave_of = [&](float sum) { return width * (team.thread + (sum - begin) / (end - begin)); };
-  if (begin <= high && high < end) found[1] = octave_of(high);
-  if (begin <= low && low < end) found[2] = octave_of(low);
+  const float error = __uint_as_float(found[0]), low = middle + error, high = middle - error;
+  const auto octave_of = [&](float sum) {
+    return __float_as_uint(width * (team.thread + (sum - begin) / (end - begin)));
+  };
+  if (begin <= high && high < end) atomicMax(&found[1], octave_of(high));
+  if (begin <= low && low < end) atomicMin(&found[2], octave_of(low));
   __syncthreads();
-  return Interval{masses.max - found[2] / masses.scale, masses.max - found[1] / masses.scale};
+  const float nearest = __uint_as_float(found[1]), farthest = __uint_as_float(found[2]);
+  return Interval{masses.max - farthest / masses.scale, masses.max - nearest / masses.scale};
 }
 
 // The least key of T, without the bits that its keys have in common, that is not below `key`.
@@ -365,7 +378,9 @@ GVR_DEVICE Cut find_cut(Team& team, const RowShare<T>& part, uint32_t floor, Spa
     }
   }
   uint64_t steps = border.steps;
-  if (span.high < last) steps = part.steps_between(steps, value(span.low), value(span.high), team.lane);
+  if (span.high < last) {
+    steps = part.steps_between(steps, value(span.low), value_of_end<T>(span.high), team.lane);
+  }
   Cut cut{floor - 1, 0, 0, false};
 #pragma unroll 1
   for (bool is_first = true;; is_first = false) {
@@ -378,7 +393,7 @@ GVR_DEVICE Cut find_cut(Team& team, const RowShare<T>& part, uint32_t floor, Spa
         if (target > sums.other) return Cut{floor - 1, sums.other, 0, false};
       } else {
         cut.above = sums.other;
-        border.high = value(span.high), border.inside = steps;
+        border.high = value_of_end<T>(span.high), border.inside = steps;
         if (target <= cut.above) {
           border = border_from(team, part, border.low);
           span = Span{span.high + 1, last}, cut.above = 0, steps = border.steps;
