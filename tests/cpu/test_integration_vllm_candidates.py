@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from vllm_engine import Runner, Step
-from vllm_lines import lines_with_sampler
+from vllm_lines import lines_with
 
 from gvr_topk.evaluation.oracle import sorted_blocks, sorted_topk
 from gvr_topk.integrations import vllm as integration
@@ -25,8 +25,7 @@ UNUSED = -7
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    with lines_with_sampler(monkeypatch) as lines:
-        monkeypatch.delenv("GVR_TOPK_SAMPLER")
+    with lines_with(monkeypatch) as lines:
         yield lines
 
 

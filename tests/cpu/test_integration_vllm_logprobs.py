@@ -12,7 +12,7 @@ import torch
 from sampler_setup import fail
 from torch import Tensor
 from vllm_engine import HERE, Runner
-from vllm_lines import lines_with_sampler
+from vllm_lines import lines_with
 
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations._kit import environment
@@ -29,7 +29,7 @@ LINE = "gvr_topk in vLLM 0.33.0: "
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Lines of the integration, with the switch on."""
-    with lines_with_sampler(monkeypatch) as lines:
+    with lines_with(monkeypatch, "GVR_TOPK_SAMPLER") as lines:
         yield lines
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 import weakref
 
@@ -11,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm_engine import CHUNK, Log, Runner, Step, fake_vllm
+from vllm_engine import CHUNK, Runner, Step
+from vllm_lines import lines_with
 
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
@@ -27,26 +26,13 @@ STOCK, WHOLE, SLICED = "original", ("gvr_topk", "prefill"), ("gvr_topk", "prefil
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    for name in [name for name in os.environ if name.startswith(("GVR_TOPK", "VLLM"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("GVR_TOPK_VLLM_SLICES", "1")
+def log(monkeypatch):
+    """Lines of the integration, with the switch on; slices and chunks are small."""
     monkeypatch.setattr(slices, "ALIGNMENT", 16)
     monkeypatch.setattr(slices, "ROWS_PER_MULTIPROCESSOR", 2)
     monkeypatch.setattr(slices, "multiprocessors", lambda device: 2)
-    with fake_vllm():
-        yield
-        integration.unregister()
-
-
-@pytest.fixture
-def log():
-    handler = Log()
-    logger = logging.getLogger(plugin.LOGGER)
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield handler.lines
-    logger.removeHandler(handler)
+    with lines_with(monkeypatch, "GVR_TOPK_VLLM_SLICES") as lines:
+        yield lines
 
 
 @pytest.fixture

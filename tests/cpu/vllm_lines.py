@@ -1,4 +1,4 @@
-"""What tests of the plugin share while the fake of vLLM samples: its lines, and an op that is broken."""
+"""What tests of the plugin share while the fake of vLLM is there: its lines, and an op that is broken."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from gvr_topk.integrations.vllm import plugin, sampler
 
 
 @contextmanager
-def lines_with_sampler(monkeypatch: Any) -> Iterator[list[str]]:
-    """Lines of the integration in a process that can import the fake, with the sampler's switch on."""
+def lines_with(monkeypatch: Any, *switches: str) -> Iterator[list[str]]:
+    """Lines of the integration in a process that can import the fake, with these switches on alone."""
     for name in [name for name in os.environ if name.startswith(("GVR_TOPK", "VLLM"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("GVR_TOPK_SAMPLER", "1")
+    for name in switches:
+        monkeypatch.setenv(name, "1")
     handler, logger = Log(), logging.getLogger(plugin.LOGGER)
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -33,10 +34,10 @@ def lines_with_sampler(monkeypatch: Any) -> Iterator[list[str]]:
 
 @contextmanager
 def lines_of_draws(monkeypatch: Any) -> Iterator[list[str]]:
-    """As `lines_with_sampler`, where our op serves CPUs."""
+    """As `lines_with` the sampler's switch, where our op serves CPUs."""
     monkeypatch.setattr(sampler, "DEVICE", "cpu")
     random.seed(1)
-    with lines_with_sampler(monkeypatch) as lines:
+    with lines_with(monkeypatch, "GVR_TOPK_SAMPLER") as lines:
         yield lines
 
 

@@ -150,9 +150,8 @@ class PrefillHook:
         counted = REASON
         if isinstance(call.logits, DeferredScores):
             counted = SLICES
-            if capturing(
-                call.logits.device
-            ):  # which would keep a carry that it has only recorded the making of
+            # The zeros of a carry that is made in a capture would be written by its replays alone.
+            if capturing(call.logits.device):
                 reason = reason or "captured"
         if not reason:
             try:

@@ -125,8 +125,8 @@ class SlicesHook:
         self._say = say
         self._local = threading.local()
         self._served: set[str | None] = set()
-        # How many scores there may be at once, from the first chunk on that is not vLLM's own. Of those that
-        # are, none with more than one row exceeds it.
+        # How many scores there may be at once; None until a chunk was divided anew. The scores of vLLM's own
+        # chunks never exceed it, unless a chunk is one row.
         self._budget: int | None = None
         self._failed = False
 
