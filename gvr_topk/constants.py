@@ -124,6 +124,24 @@ MAX_CHOSEN_BLOCKS = 2048
 ONE_LAUNCH_BLOCKS_WIDTH = 262144
 """Widest buffer of which one launch chooses blocks, in elements."""
 
+PEER_RANKS = 16
+"""Most ranks that agree through memory which all of them write into."""
+
+PEER_MAX_K = 2048
+"""Most items of a row that ranks choose in that way."""
+
+PEER_CTAS = 64
+"""Most CTAs of a launch in which ranks agree."""
+
+PEER_GUESSES = 4096
+"""Most rows of such a launch that keep where their k-th word lay."""
+
+PEER_WORDS = 256
+"""Words of 8 bytes of one record of such a CTA."""
+
+HEADER_WORDS = 3
+"""Words of 8 bytes in which ranks have to agree."""
+
 MAX_RANKED_TOKENS = 1024
 """Most tokens of a row that a GPU ranks by their log-probabilities."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PACKAGE = Path(__file__).resolve().parent.parent / "gvr_topk"
-SOURCES = (PACKAGE / "arguments.py", PACKAGE / "sampling/arguments.py")
+SOURCES = (PACKAGE / "arguments.py", PACKAGE / "sampling/arguments.py", PACKAGE / "distributed/peers.py")
 CONSTANTS = (PACKAGE / "constants.py", PACKAGE / "sampling/arithmetic.py", *SOURCES)
 NUMBERS = {"int": "int64_t", "float": "double"}
 
@@ -26,7 +26,7 @@ CHECKS = """
 flag_bits rows_apart results score_rows scores lengths blocks_of_scores pages row_table
 _check_state check_decode _check_windows check_prefill check_prefill_slice check_blocks check_in_blocks
 rows optional mask limit_rows limits _check_outputs check_apply_limits check_topk_logprobs
-check_verify
+check_verify check_sharded
 """
 """Methods and functions that C++ has, too. What they call besides is written by hand in both languages."""
 

@@ -93,6 +93,7 @@ def some_case(rng: np.random.Generator, world: int) -> Case:
         "ownership": ownership if ownership == "contiguous" else int(ownership),
         "record": int(rng.choice([max(4, 2 * world), 2 * world + 3, 16, 40])),
         "gather": bool(rng.random() < 0.3),
+        "peer_memory": bool(rng.random() < 0.5),
         "expected": some_guesses(rng, k, [np.clip(end, 0, None) for end in ends]),
     }
 
@@ -110,7 +111,9 @@ def some_guesses(rng: np.random.Generator, k: int, lengths: list[Any]) -> list[T
 
 def call(case: Case, group: dist.ProcessGroup | None = None, device: str = "cpu") -> tuple[Tensor, ...]:
     """Run a case as one rank, with poisoned outputs that are wider than k."""
-    shards = Shards(group, case["ownership"], device, record=case["record"])
+    shards = Shards(
+        group, case["ownership"], device, record=case["record"], peer_memory=case.get("peer_memory", True)
+    )
     part, guess = case["parts"][shards.rank], case["expected"][shards.rank]
     rows, k = len(part), case["k"]
     wide = torch.full((rows, part.shape[1] + 3), INF, dtype=part.dtype, device=device)

@@ -5,8 +5,9 @@
 Each figure is the time of one call, launched from a CUDA graph over several batches of scores that together
 are larger than the L2 cache; of both ranks the slower one. ``local`` is the selection of each rank alone,
 which all ways but the last start with. ``candidates`` gathers the k best words (key and position) of each
-rank, merges them, and filters out this rank's own. ``one round`` is ours with records of k words, which go
-round once. ``scores`` gathers whole rows and selects in them. Every way's own positions are compared with
+rank, merges them, and filters out this rank's own. ``ours`` agrees in memory of both GPUs, ``collectives``
+is ours without that memory, and ``one round`` the same with records of k words, which go round once.
+``scores`` gathers whole rows and selects in them. Every way's own positions are compared with
 what one GPU selects of the whole rows.
 """
 
@@ -73,6 +74,7 @@ def gathered_scores(shards: Shards, scores: Tensor, lengths: Tensor, k: int) -> 
 WAYS: dict[str, Way] = {
     "local": lambda _, scores, lengths, k: indexer_topk_decode(scores, lengths, k),
     "ours": ours,
+    "collectives": ours,
     "one round": ours,
     "candidates": candidates,
     "scores": gathered_scores,
@@ -86,7 +88,10 @@ def measure(rows: int, width: int, k: int) -> dict[str, Any]:
     lengths = torch.full((rows,), width, dtype=torch.int32, device="cuda")
     result: dict[str, Any] = {"rows": rows, "width": width, "k": k, "us": {}, "wrong": {}}
     for name, way in WAYS.items():
-        shards = Shards(ownership=INTERLEAVE, device="cuda", record=k if name == "one round" else None)
+        record = k if name == "one round" else None
+        shards = Shards(ownership=INTERLEAVE, device="cuda", record=record, peer_memory=name == "ours")
+        if name == "ours" and shards.peers is None:
+            raise RuntimeError("the GPUs cannot reach each other's memory")
         calls = [functools.partial(way, shards, scores, lengths, k) for scores in batches]
         slower = torch.tensor(microseconds(calls), device="cuda")
         dist.all_reduce(slower, op=dist.ReduceOp.MAX)

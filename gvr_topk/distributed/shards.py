@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gvr_topk.arguments import Checks
-from gvr_topk.constants import MAX_ROWS, MAX_WIDTH
+from gvr_topk.constants import HEADER_WORDS, MAX_ROWS, MAX_WIDTH
 from gvr_topk.contract import DTYPES
+from gvr_topk.distributed.peers import Peers, connect
 
 MAX_RANKS = (1 << 31) // (2 * MAX_WIDTH)
 """Most ranks, 512: all positions of a row then lie below ``2**31 - 2**21``, whatever the ownership."""
@@ -30,7 +32,8 @@ _HEADER = (
 )
 """What ranks have to agree on: fields of a header's words, with their bits. The last word is the step."""
 
-_HEADER_WORDS = len(_HEADER) + 1
+MAX_TIMEOUT_S = 86_400
+"""Seconds of a day, and more than a kernel can be asked to wait for a rank."""
 
 
 def record_words(world: int) -> int:
@@ -52,7 +55,7 @@ class Shards:
     ----------
     group : torch.distributed.ProcessGroup, optional
         The ranks, at most 512; default: all of them. Its backend has to serve `device`. Its timeout is the
-        longest that a call waits for a rank that is late or dead.
+        longest that a collective waits for a rank that is late or dead.
     ownership : "contiguous" or int, default "contiguous"
         Where position ``j`` of a rank's part lies in the row. ``"contiguous"``: behind the parts of all ranks
         before it, whose lengths may differ. A number S, 1 to 2**21: S positions go to each rank in turn, so
@@ -62,7 +65,12 @@ class Shards:
     record : int, optional
         Words of 8 bytes that a rank sends for each row and round, at least two for each rank, and four.
         Records of at least k words need one round. The default, 64 words for two ranks and 128 for eight,
-        needs two rounds for k up to 2,048.
+        needs two rounds for k up to 2,048. It counts where collectives exchange records.
+    peer_memory : bool, default True
+        Whether up to 16 GPUs of one host agree through memory that all of them write into, for k up to 2,048,
+        in one kernel. Where they cannot, and otherwise, collectives exchange records. The same on all ranks.
+    timeout_s : float, default 120
+        How many seconds that kernel waits for a rank that is late or dead.
 
     Attributes
     ----------
@@ -87,6 +95,8 @@ class Shards:
         device: torch.device | str = "cpu",
         *,
         record: int | None = None,
+        peer_memory: bool = True,
+        timeout_s: float = 120.0,
     ) -> None:
         self.interleave = 0
         if ownership != "contiguous":
@@ -104,10 +114,15 @@ class Shards:
         # The headers of a call in which ranks disagreed; equal rows say that there was none. The host reads a
         # copy in its own memory, which it need not wait for.
         device = CHECKS.device("device", device)
-        self._seen = torch.zeros((self.world, _HEADER_WORDS), dtype=torch.int64, device=device)
+        self._seen = torch.zeros((self.world, HEADER_WORDS), dtype=torch.int64, device=device)
         self.device = self._seen.device
         self._late = self._seen.is_cuda  # whether the host hears of it in a later call
-        self._told = torch.zeros((self.world, _HEADER_WORDS), dtype=torch.int64, pin_memory=self._late)
+        self._told = torch.zeros((self.world, HEADER_WORDS), dtype=torch.int64, pin_memory=self._late)
+        if not 0 < timeout_s < MAX_TIMEOUT_S:
+            raise CHECKS.fail("timeout_s", f"more than 0 and less than {MAX_TIMEOUT_S} seconds", timeout_s)
+        self.peers: Peers | None = None
+        if CHECKS.flag("peer_memory", peer_memory) and self._late:
+            self.peers = connect(self.group, self.device, timeout_s, self.exchange)
 
     def check(self) -> None:
         """Raise if ranks are known to have disagreed in an earlier call.
@@ -118,11 +133,16 @@ class Shards:
         ------
         ValueError
             The message names what differed and the ranks.
+        RuntimeError
+            A rank was not heard of in time, through the memory of all ranks.
         """
-        heads = self._told.tolist()
-        for rank, head in enumerate(heads):
-            if head != heads[0]:
-                raise _disagreement(heads[0], rank, head)
+        found, late = ([], "") if self.peers is None else self.peers.heard()
+        for heads in (self._told.tolist(), found):
+            for rank, head in enumerate(heads):
+                if head != heads[0]:
+                    raise _disagreement(heads[0], rank, head)
+        if late:
+            raise RuntimeError(late)
 
     def order(self, local: Tensor) -> Tensor:
         """Map local positions, int64, to numbers below ``2**31 - 2**21``, in the order of the row."""
@@ -145,6 +165,17 @@ class Shards:
         self, logits: Tensor, k: int, step: int | Tensor, gather: bool = False, expected: bool = False
     ) -> Tensor:
         """Make the header of a call, ``[3]``, int64, on the device, without a copy from the host."""
+        head = torch.empty(HEADER_WORDS, dtype=torch.int64, device=self.device)
+        for at, word in enumerate(self.header_words(logits, k, gather, expected)):
+            head[at].fill_(word)
+        if isinstance(step, Tensor):
+            head[-1:].copy_(step)
+        else:
+            head[-1].fill_(step)
+        return head
+
+    def header_words(self, logits: Tensor, k: int, gather: bool, expected: bool) -> tuple[int, int]:
+        """Return the words of a header ahead of the step."""
         values = {
             "rows": logits.shape[0],
             "k": k,
@@ -154,17 +185,11 @@ class Shards:
             "record": self.record,
             "ownership": self.interleave,
         }
-        head = torch.empty(_HEADER_WORDS, dtype=torch.int64, device=self.device)
-        for at, fields in enumerate(_HEADER):
-            word = 0
-            for name, bits in fields:
-                word = word << bits | values[name]
-            head[at].fill_(word)
-        if isinstance(step, Tensor):
-            head[-1:].copy_(step)
-        else:
-            head[-1].fill_(step)
-        return head
+        first, second = (
+            functools.reduce(lambda word, field: word << field[1] | values[field[0]], fields, 0)
+            for fields in _HEADER
+        )
+        return first, second
 
     def exchange(self, records: Tensor) -> Tensor:
         """Send records, ``[rows, n]``, int32 or int64, to all ranks; returns ``[world, rows, n]``."""

@@ -31,12 +31,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gvr_topk.arguments import Checks
+from gvr_topk.constants import PEER_MAX_K
 from gvr_topk.contract import order_key
+from gvr_topk.distributed.peers import SHARDED as CHECKS
 from gvr_topk.distributed.shards import Shards
-from gvr_topk.ops import indexer_topk_decode
+from gvr_topk.ops import indexer_topk_decode, launch
 from gvr_topk.state import TopkState
-
-CHECKS = Checks("gvr_topk.sharded_topk")
 
 _POSITION_BITS = 31
 _LAST = (1 << _POSITION_BITS) - 1
@@ -143,6 +143,18 @@ def sharded_topk(
     _check(logits, lengths, k, shards, out, local, counts, expected, step)
     shards.check()
     best = indexer_topk_decode(logits, lengths, k, state=state, row_slot=row_slot)
+    if shards.peers is not None and k <= PEER_MAX_K:
+        results = (
+            torch.empty_like(best) if gather or out is None else out,
+            torch.empty_like(best) if local is None else local,
+            torch.empty_like(lengths) if counts is None else counts,
+        )
+        header = shards.header_words(logits, k, gather, expected is not None)
+        launch(shards.peers.arguments(logits, lengths, best, results, k, shards.interleave, header, step))
+        positions, local, counts = results
+        if gather:
+            positions = _written(out, _gathered(shards, positions))
+        return ShardedTopk(positions, local, counts)
     own = lengths.to(torch.int64).clamp(0, logits.shape[1])
     words = _words(shards, logits, best)
     head = shards.header(logits, k, step, gather, expected is not None)

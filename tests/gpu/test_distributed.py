@@ -1,7 +1,8 @@
-"""Rows in parts on two GPUs, over NCCL: the choice of one GPU, in CUDA graphs, beside other work."""
+"""Rows in parts on two GPUs, over NCCL or in memory of both: what one GPU chooses, also beside other work."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from tests import shard_ranks
 from tests.shard_cases import Case, call, draw_as, expected, some_case, some_draws, tokens
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="wanted two GPUs")
+
+EITHER_WAY = pytest.mark.parametrize("peer_memory", [False, True], ids=["collectives", "peer memory"])
 
 WORLD = 2
 INTERLEAVE = 64
@@ -95,10 +98,16 @@ def wrong_rows(got: Any, whole: Tensor, lengths: Tensor) -> int:
     return int((wrong | (got.counts != (positions >= 0).sum(1))).sum())
 
 
-def chain(argument: tuple[int, int, torch.dtype, bool]) -> int:
+def shards_of(peer_memory: bool) -> Shards:
+    shards = Shards(ownership=INTERLEAVE, device="cuda", peer_memory=peer_memory)
+    assert (shards.peers is not None) == peer_memory
+    return shards
+
+
+def chain(argument: tuple[bool, int, int, torch.dtype, bool]) -> int:
     """Follow a chain, every second step with the counts of the last one; returns wrong rows of all steps."""
-    rows = argument[0]
-    steps, shards = Chain(*argument), Shards(ownership=INTERLEAVE, device="cuda")
+    peer_memory, rows, *_ = argument
+    steps, shards = Chain(*argument[1:]), shards_of(peer_memory)
     state = TopkState(rows, K, "cuda", keep_indices=False)
     wrong, counts = 0, None
     for step in range(STEPS):
@@ -115,10 +124,11 @@ def chain(argument: tuple[int, int, torch.dtype, bool]) -> int:
     "dtype, tied", [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)]
 )
 @pytest.mark.parametrize("rows, width", [(1, 131_072), (8, 70_016), (3, 524_288)])
+@EITHER_WAY
 def test_chains_are_those_of_one_gpu(
-    rows: int, width: int, dtype: torch.dtype, tied: bool, tmp_path: Path
+    peer_memory: bool, rows: int, width: int, dtype: torch.dtype, tied: bool, tmp_path: Path
 ) -> None:
-    assert run(chain, (rows, width, dtype, tied), tmp_path) == [0, 0]
+    assert run(chain, (peer_memory, rows, width, dtype, tied), tmp_path) == [0, 0]
 
 
 class OtherWork:
@@ -137,9 +147,10 @@ class OtherWork:
             dist.all_reduce(self.vector, op=dist.ReduceOp.MAX, group=self.group)
 
 
-def captured(beside: bool) -> int:
+def captured(argument: tuple[bool, bool]) -> int:
     """Replay one captured call with rows, lengths and a step that change; returns wrong rows of all steps."""
-    steps, shards = Chain(8, 32_768, torch.float32), Shards(ownership=INTERLEAVE, device="cuda")
+    peer_memory, beside = argument
+    steps, shards = Chain(8, 32_768, torch.float32), shards_of(peer_memory)
     state = TopkState(8, K, "cuda", keep_indices=False)
     number = torch.zeros(1, dtype=torch.int64, device="cuda")
     steps.step()
@@ -168,14 +179,15 @@ def captured(beside: bool) -> int:
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
-def test_graphs(beside: bool, tmp_path: Path) -> None:
+@EITHER_WAY
+def test_graphs(peer_memory: bool, beside: bool, tmp_path: Path) -> None:
     """Beside means a stream of matrix products and one of sums over NCCL, of another communicator."""
-    assert run(captured, beside, tmp_path) == [0, 0]
+    assert run(captured, (peer_memory, beside), tmp_path) == [0, 0]
 
 
-def disagree(_: Any) -> tuple[Any, ...]:
+def disagree(peer_memory: bool) -> tuple[Any, ...]:
     rank = dist.get_rank()
-    shards = Shards(device="cuda")
+    shards = Shards(device="cuda", peer_memory=peer_memory)
     logits, lengths = (
         torch.ones(3, 100, device="cuda"),
         torch.full((3,), 100, device="cuda", dtype=torch.int32),
@@ -191,8 +203,39 @@ def disagree(_: Any) -> tuple[Any, ...]:
     return got.positions.cpu(), got.counts.cpu(), said
 
 
-def test_ranks_that_disagree_select_nothing_and_raise_later(tmp_path: Path) -> None:
+@EITHER_WAY
+def test_ranks_that_disagree_select_nothing_and_raise_later(peer_memory: bool, tmp_path: Path) -> None:
     wanted = "wanted the same on all ranks, got k 4 on rank 0 and k 5 on rank 1"
-    for positions, counts, said in run(disagree, None, tmp_path):
+    for positions, counts, said in run(disagree, peer_memory, tmp_path):
         assert bool((positions == -1).all()) and counts.tolist() == [0, 0, 0]
         assert said == [f"gvr_topk.Shards: call: {wanted}"] * 2
+
+
+def miss_a_call(_: Any) -> list[Any]:
+    shards = Shards(device="cuda", timeout_s=1)
+    logits, lengths = (
+        torch.ones(3, 100, device="cuda"),
+        torch.full((3,), 100, device="cuda", dtype=torch.int32),
+    )
+    sharded_topk(logits, lengths, 4, shards=shards)
+    dist.barrier()
+    torch.cuda.synchronize()
+    if dist.get_rank() == 1:
+        time.sleep(3)
+        return []
+    started = time.monotonic()
+    got = sharded_topk(logits, lengths, 4, shards=shards)
+    torch.cuda.synchronize()
+    said: list[Any] = [time.monotonic() - started, got.counts.tolist()]
+    for again in (shards.check, lambda: sharded_topk(logits, lengths, 4, shards=shards)):
+        with pytest.raises(RuntimeError) as error:
+            again()
+        said.append(str(error.value))
+    return said
+
+
+def test_a_rank_that_is_late(tmp_path: Path) -> None:
+    (seconds, counts, *said), _ = run(miss_a_call, None, tmp_path)
+    assert 1 < seconds < 2 and counts == [0, 0, 0]
+    wanted = "gvr_topk.Shards: rank 1 was not heard of within 1 s; all ranks have to make their Shards anew"
+    assert said == [wanted, wanted]

@@ -32,6 +32,10 @@ cudaError_t launch_topk_logprobs(const TopkLogprobsParams& params, const SampleP
 // Launches the kernel that accepts drafts; it may start while the kernel before it ends.
 cudaError_t launch_verify(const VerifyParams& params, cudaStream_t stream);
 
+// Launches the kernel in which ranks agree on the k-th largest score of each row; it may start while the
+// kernel before it ends.
+cudaError_t launch_sharded(const ShardedParams& params, cudaStream_t stream);
+
 // Stores how many of the plan's clusters can be on the SMs of the stream's context at once; 0 means that such
 // a launch would fail.
 cudaError_t max_active_clusters(const TopkParams& params, const Plan& plan, cudaStream_t stream,

@@ -241,6 +241,41 @@ struct TopkLogprobsParams {
   int64_t* ranks;  // [rows]: how many values are at or above the given token's
 };
 
+// Most ranks, and most items of a row, that agree through memory which all of them write into.
+constexpr int32_t kPeerRanks = 16;
+constexpr int32_t kPeerMaxK = 2048;
+// Most CTAs of a launch, which wait for other ranks: two such launches leave room on an H100 for what other
+// ranks may wait for. In the memory of a rank, each has two places for each rank, of this many words.
+constexpr int32_t kPeerCtas = 64;
+constexpr int32_t kPeerWords = 256;
+// Rows, the first ones of a call, of which a rank keeps between which words the k-th lay.
+constexpr int32_t kPeerGuesses = 4096;
+// Words in which ranks have to agree.
+constexpr int32_t kHeaderWords = 3;
+
+// The parameters of a launch that finds the k largest scores of rows whose parts lie on several ranks.
+struct ShardedParams {
+  const void* logits;  // [rows, width], inner stride 1, `logits_stride` elements between rows
+  int64_t logits_stride;
+  const int32_t* lengths;  // [rows]: visible length of this rank's part
+  const int32_t* best;     // [rows, k]: positions of its k best scores, ascending, then -1
+  int64_t best_stride;
+  int32_t* out;    // [rows, k]: what is chosen of this rank's part, by positions in the row, then -1
+  int32_t* local;  // [rows, k]: the same, by positions in the part
+  int64_t out_stride, local_stride;
+  int32_t* counts;                // [rows]
+  uint64_t* inboxes[kPeerRanks];  // of each rank: what all ranks write into, and it reads
+  uint32_t* progress;             // [kPeerCtas]: number of the last exchange of each CTA, or kPeerBroken
+  uint64_t* guesses;              // [kPeerGuesses, 2]: two words for each row, or 0 (none)
+  int64_t* told;  // of the host, [world + 1, kHeaderWords]: headers that differ; 1 + a late rank
+  int64_t header[kHeaderWords];  // what ranks have to agree on
+  const int64_t* step;           // or null: takes the place of the header's last word
+  int64_t timeout_ns;            // how long an exchange waits
+  int32_t rows, width, k, rank, world;
+  int32_t interleave;  // positions that go to each rank in turn; 0: parts lie one behind the other
+  Dtype dtype;
+};
+
 // The parameters of a launch that accepts drafts.
 struct VerifyParams {
   Ids drawn;              // [rows]: the token drawn of each row

@@ -175,6 +175,26 @@ GVR_DEVICE void store_global(int32_t* p, int32_t value) {
   asm volatile("st.global.s32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
 }
 
+// Stores 8 bytes at once where another GPU may read them.
+GVR_DEVICE void store_system(uint64_t* p, uint64_t value) {
+  GVR_CHAOS_POINT();
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
+}
+
+// Loads 8 bytes at once that another GPU may write.
+GVR_DEVICE uint64_t load_system(const uint64_t* p) {
+  uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(p) : "memory");
+  return value;
+}
+
+// Returns a clock in nanoseconds, which all SMs share.
+GVR_DEVICE uint64_t clock_ns() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
 // Adds to shared memory for the calling lane alone. If the compiler knew that all lanes have one address, it
 // would add up over the active lanes first. So `zero` is `unknown_zero()`, which hides that.
 GVR_DEVICE void add_shared(uint32_t& at, uint32_t value, uint32_t zero) {
