@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from edited_tree import edited
 from prometheus_client import REGISTRY
 from vllm_engine import HERE, Log, Runner, Step, fake_vllm
 
@@ -73,14 +73,8 @@ def changed(tmp_path):
     """Make a copy of the fake in which texts are replaced: ``changed({file: (old, new)})``."""
 
     def change(edits):
-        root = tmp_path / "changed"
-        shutil.copytree(FAKE, root)
-        for file, (old, new) in edits.items():
-            source = root / "vllm" / file
-            text = source.read_text()
-            assert old in text
-            source.write_text(text.replace(old, new))
-        return fake_vllm(root)
+        triples = [(f"vllm/{file}", *texts) for file, texts in edits.items()]
+        return fake_vllm(edited(FAKE, tmp_path / "changed", triples))
 
     return change
 
