@@ -45,18 +45,10 @@ PAPER_K = (512, 1024, 2048)
 
 @dataclass(frozen=True)
 class Written:
-    """Mark of a tensor that an op writes.
+    """Mark of a tensor that an op writes."""
 
-    Attributes
-    ----------
-    columns : str
-        Name of the argument that says how many columns of each row are written; empty if all are.
-    shown : str
-        Name of the tensor in messages, if that is not the argument's.
-    """
-
-    columns: str = ""
-    shown: str = ""
+    columns: str = ""  # the argument that says how many columns of each row are written; empty if all are
+    shown: str = ""  # name of the tensor in messages, if that is not the argument's
 
 
 Output = Annotated[Tensor, Written()]

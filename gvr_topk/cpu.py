@@ -45,22 +45,7 @@ from gvr_topk.policy import asks_for_hint, can_use_heuristic
 
 
 def to_slots(positions: Tensor, page_table: Tensor, page_size: int, next_n: int) -> Tensor:
-    """Return the physical slots of positions in a paged cache; ``-1`` where there is none.
-
-    Parameters
-    ----------
-    positions : Tensor, ``[rows, k]``, int32
-    page_table : Tensor, ``[rows / next_n, pages]``, int32
-    page_size : int
-        Positions per page.
-    next_n : int
-        Rows per request.
-
-    Returns
-    -------
-    Tensor, ``[rows, k]``, int32
-        Slots as `to_slots_of_requests` returns them.
-    """
+    """As `to_slots_of_requests`, of requests with `next_n` rows each."""
     request = torch.arange(positions.shape[0], device=positions.device) // next_n
     return to_slots_of_requests(positions, page_table, page_size, request)
 

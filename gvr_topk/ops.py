@@ -68,31 +68,16 @@ class _Calls(NamedTuple):
 
 
 class Op(NamedTuple):
-    """An op: a new one takes a row of `OPS`, what the row names, a public function and its kernels.
+    """An op: a new one takes a row of `OPS`, what the row names, a public function and its kernels."""
 
-    Attributes
-    ----------
-    checks : Checks
-        Has the name of the public function, which is the op's too unless `suffix` follows it.
-    arguments : type
-        Its arguments, from which the schema is made.
-    check : callable
-        Refuses wrong arguments, in a traced call too.
-    cpu : callable
-        Serves a call on a CPU.
-    usual : int, default 0
-        Number of arguments, the first ones, that the op's overload ``usual`` has; 0: there is no such
-        overload. Arguments that are left out cost host time, too, so most calls run this overload.
-    suffix : str, default ""
-        Tells the ops of one public function apart.
-    """
-
-    checks: Checks
-    arguments: type[Any]
-    check: Callable[[Any], None]
-    cpu: Callable[[Any], None]
+    checks: Checks  # has the name of the public function, which is the op's too unless `suffix` follows it
+    arguments: type[Any]  # from which the schema is made
+    check: Callable[[Any], None]  # refuses wrong arguments, in a traced call too
+    cpu: Callable[[Any], None]  # serves a call on a CPU
     usual: int = 0
-    suffix: str = ""
+    """Number of arguments, the first ones, that the op's overload ``usual`` has; 0: there is none. Arguments
+    that are left out cost host time, too, so most calls run this overload."""
+    suffix: str = ""  # tells the ops of one public function apart
 
     @property
     def name(self) -> str:
