@@ -114,13 +114,7 @@ def _visible_lengths(a: DecodeArguments | BlocksArguments | InBlocksArguments, w
 
 
 def decode(a: DecodeArguments) -> None:
-    """Serve one call of the decode op; CPU tensors only.
-
-    Raises
-    ------
-    ValueError
-        A wrong argument, see `gvr_topk.arguments.check_decode`.
-    """
+    """Serve one call of the decode op; CPU tensors only."""
     check_decode(a)
     rows, width = a.logits.shape
     if rows == 0:
@@ -243,13 +237,7 @@ def _write_positions(a: PrefillArguments | PrefillSliceArguments, positions: Ten
 
 
 def prefill(a: PrefillArguments) -> None:
-    """Serve one call of the prefill op; CPU tensors only.
-
-    Raises
-    ------
-    ValueError
-        A wrong argument, see `gvr_topk.arguments.check_prefill`.
-    """
+    """Serve one call of the prefill op; CPU tensors only."""
     check_prefill(a)
     rows, width = a.logits.shape
     if rows == 0:
@@ -274,11 +262,6 @@ def prefill_slice(a: PrefillSliceArguments) -> None:
 
     The first word of a row's carry holds the number of its pairs in the lower 32 bits, and in the upper ones
     the key of its k-th score, or 0 if there are fewer pairs. A pair is a key above a position.
-
-    Raises
-    ------
-    ValueError
-        A wrong argument, see `gvr_topk.arguments.check_prefill_slice`.
     """
     check_prefill_slice(a)
     rows, width = a.logits.shape
@@ -320,13 +303,7 @@ def _rows_of_blocks(a: BlocksArguments | InBlocksArguments) -> tuple[Tensor, Ten
 
 
 def blocks(a: BlocksArguments) -> None:
-    """Serve one call of the op that chooses blocks; CPU tensors only.
-
-    Raises
-    ------
-    ValueError
-        A wrong argument, see `gvr_topk.arguments.check_blocks`.
-    """
+    """Serve one call of the op that chooses blocks; CPU tensors only."""
     check_blocks(a)
     if a.logits.shape[0] == 0:
         return
@@ -338,13 +315,7 @@ def blocks(a: BlocksArguments) -> None:
 
 
 def in_blocks(a: InBlocksArguments) -> None:
-    """Serve one call of the op that selects in given blocks; CPU tensors only.
-
-    Raises
-    ------
-    ValueError
-        A wrong argument, see `gvr_topk.arguments.check_in_blocks`.
-    """
+    """Serve one call of the op that selects in given blocks; CPU tensors only."""
     check_in_blocks(a)
     if a.logits.shape[0] == 0:
         return
