@@ -45,18 +45,10 @@ PAPER_K = (512, 1024, 2048)
 
 @dataclass(frozen=True)
 class Written:
-    """Mark of a tensor that an op writes.
+    """Mark of a tensor that an op writes."""
 
-    Attributes
-    ----------
-    columns : str
-        Name of the argument that says how many columns of each row are written; empty if all are.
-    shown : str
-        Name of the tensor in messages, if that is not the argument's.
-    """
-
-    columns: str = ""
-    shown: str = ""
+    columns: str = ""  # the argument that says how many columns of each row are written; empty if all are
+    shown: str = ""  # name of the tensor in messages, if that is not the argument's
 
 
 Output = Annotated[Tensor, Written()]
@@ -568,10 +560,7 @@ def _check_state(a: DecodeArguments, rows: int, requests: int) -> None:
 def check_decode(a: DecodeArguments) -> None:
     """Refuse every argument of the decode op whose effect on the device would be undefined.
 
-    Raises
-    ------
-    ValueError
-        The message names the argument, what was wanted and what was got.
+    What is raised is a ValueError, here and below, that names the argument, what was wanted and what was got.
     """
     DECODE.scores(a.logits, a.k)
     rows = a.logits.shape[0]
@@ -643,13 +632,7 @@ def _check_windows(a: PrefillArguments | PrefillSliceArguments) -> None:
 
 
 def check_prefill(a: PrefillArguments) -> None:
-    """Refuse every argument of the prefill op whose effect on the device would be undefined.
-
-    Raises
-    ------
-    ValueError
-        The message names the argument, what was wanted and what was got.
-    """
+    """Refuse every argument of the prefill op whose effect on the device would be undefined."""
     _check_windows(a)
     PREFILL.row_table("stats", a.stats, a.logits, torch.int32, len(StatsColumn))
     if a.path != Path.AUTO and a.path != Path.RADIX_ROUNDS:
@@ -659,13 +642,7 @@ def check_prefill(a: PrefillArguments) -> None:
 
 
 def check_prefill_slice(a: PrefillSliceArguments) -> None:
-    """Refuse every argument of the prefill op on slices whose effect on the device would be undefined.
-
-    Raises
-    ------
-    ValueError
-        The message names the argument, what was wanted and what was got.
-    """
+    """Refuse every argument of the prefill op on slices whose effect on the device would be undefined."""
     _check_windows(a)
     rows, width = a.logits.shape
     if a.out is None:
@@ -686,13 +663,7 @@ def check_prefill_slice(a: PrefillSliceArguments) -> None:
 
 
 def check_blocks(a: BlocksArguments) -> None:
-    """Refuse every argument of the op that chooses blocks whose effect on the device would be undefined.
-
-    Raises
-    ------
-    ValueError
-        The message names the argument, what was wanted and what was got.
-    """
+    """Refuse every argument of the op that chooses blocks whose effect on the device would be undefined."""
     BLOCKS.blocks_of_scores(a, 0)
     if not a.k < a.block_k <= MAX_CHOSEN_BLOCKS or a.block_k < 2:
         raise BLOCKS.fail("block_k", f"2 to {MAX_CHOSEN_BLOCKS}, more than k = {a.k}", a.block_k)
@@ -701,13 +672,7 @@ def check_blocks(a: BlocksArguments) -> None:
 
 
 def check_in_blocks(a: InBlocksArguments) -> None:
-    """Refuse every argument of the op that selects in blocks whose effect on the device would be undefined.
-
-    Raises
-    ------
-    ValueError
-        The message names the argument, what was wanted and what was got.
-    """
+    """Refuse every argument of the op in given blocks whose effect on the device would be undefined."""
     IN_BLOCKS.blocks_of_scores(a, 1)
     IN_BLOCKS.tensor("blocks", a.blocks, a.logits, torch.int32, (a.logits.shape[0], None))
     if a.blocks.shape[1] > MAX_CHOSEN_BLOCKS:

@@ -45,22 +45,7 @@ from gvr_topk.policy import asks_for_hint, can_use_heuristic
 
 
 def to_slots(positions: Tensor, page_table: Tensor, page_size: int, next_n: int) -> Tensor:
-    """Return the physical slots of positions in a paged cache; ``-1`` where there is none.
-
-    Parameters
-    ----------
-    positions : Tensor, ``[rows, k]``, int32
-    page_table : Tensor, ``[rows / next_n, pages]``, int32
-    page_size : int
-        Positions per page.
-    next_n : int
-        Rows per request.
-
-    Returns
-    -------
-    Tensor, ``[rows, k]``, int32
-        Slots as `to_slots_of_requests` returns them.
-    """
+    """As `to_slots_of_requests`, of requests with `next_n` rows each."""
     request = torch.arange(positions.shape[0], device=positions.device) // next_n
     return to_slots_of_requests(positions, page_table, page_size, request)
 
@@ -129,13 +114,7 @@ def _visible_lengths(a: DecodeArguments | BlocksArguments | InBlocksArguments, w
 
 
 def decode(a: DecodeArguments) -> None:
-    """Serve one call of the decode op; CPU tensors only.
-
-    Raises
-    ------
-    ValueError
-        A wrong argument, see `gvr_topk.arguments.check_decode`.
-    """
+    """Serve one call of the decode op; CPU tensors only."""
     check_decode(a)
     rows, width = a.logits.shape
     if rows == 0:
@@ -258,13 +237,7 @@ def _write_positions(a: PrefillArguments | PrefillSliceArguments, positions: Ten
 
 
 def prefill(a: PrefillArguments) -> None:
-    """Serve one call of the prefill op; CPU tensors only.
-
-    Raises
-    ------
-    ValueError
-        A wrong argument, see `gvr_topk.arguments.check_prefill`.
-    """
+    """Serve one call of the prefill op; CPU tensors only."""
     check_prefill(a)
     rows, width = a.logits.shape
     if rows == 0:
@@ -289,11 +262,6 @@ def prefill_slice(a: PrefillSliceArguments) -> None:
 
     The first word of a row's carry holds the number of its pairs in the lower 32 bits, and in the upper ones
     the key of its k-th score, or 0 if there are fewer pairs. A pair is a key above a position.
-
-    Raises
-    ------
-    ValueError
-        A wrong argument, see `gvr_topk.arguments.check_prefill_slice`.
     """
     check_prefill_slice(a)
     rows, width = a.logits.shape
@@ -335,13 +303,7 @@ def _rows_of_blocks(a: BlocksArguments | InBlocksArguments) -> tuple[Tensor, Ten
 
 
 def blocks(a: BlocksArguments) -> None:
-    """Serve one call of the op that chooses blocks; CPU tensors only.
-
-    Raises
-    ------
-    ValueError
-        A wrong argument, see `gvr_topk.arguments.check_blocks`.
-    """
+    """Serve one call of the op that chooses blocks; CPU tensors only."""
     check_blocks(a)
     if a.logits.shape[0] == 0:
         return
@@ -353,13 +315,7 @@ def blocks(a: BlocksArguments) -> None:
 
 
 def in_blocks(a: InBlocksArguments) -> None:
-    """Serve one call of the op that selects in given blocks; CPU tensors only.
-
-    Raises
-    ------
-    ValueError
-        A wrong argument, see `gvr_topk.arguments.check_in_blocks`.
-    """
+    """Serve one call of the op that selects in given blocks; CPU tensors only."""
     check_in_blocks(a)
     if a.logits.shape[0] == 0:
         return

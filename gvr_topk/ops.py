@@ -68,31 +68,16 @@ class _Calls(NamedTuple):
 
 
 class Op(NamedTuple):
-    """An op: a new one takes a row of `OPS`, what the row names, a public function and its kernels.
+    """An op: a new one takes a row of `OPS`, what the row names, a public function and its kernels."""
 
-    Attributes
-    ----------
-    checks : Checks
-        Has the name of the public function, which is the op's too unless `suffix` follows it.
-    arguments : type
-        Its arguments, from which the schema is made.
-    check : callable
-        Refuses wrong arguments, in a traced call too.
-    cpu : callable
-        Serves a call on a CPU.
-    usual : int, default 0
-        Number of arguments, the first ones, that the op's overload ``usual`` has; 0: there is no such
-        overload. Arguments that are left out cost host time, too, so most calls run this overload.
-    suffix : str, default ""
-        Tells the ops of one public function apart.
-    """
-
-    checks: Checks
-    arguments: type[Any]
-    check: Callable[[Any], None]
-    cpu: Callable[[Any], None]
+    checks: Checks  # has the name of the public function, which is the op's too unless `suffix` follows it
+    arguments: type[Any]  # from which the schema is made
+    check: Callable[[Any], None]  # refuses wrong arguments, in a traced call too
+    cpu: Callable[[Any], None]  # serves a call on a CPU
     usual: int = 0
-    suffix: str = ""
+    """Number of arguments, the first ones, that the op's overload ``usual`` has; 0: there is none. Arguments
+    that are left out cost host time, too, so most calls run this overload."""
+    suffix: str = ""  # tells the ops of one public function apart
 
     @property
     def name(self) -> str:
@@ -532,22 +517,16 @@ def indexer_topk_prefill(
         Added to every position that is written to `out`, computed in 64 bits; a result that int32 cannot hold
         becomes ``-1``. Padding stays ``-1``. If there is a page table, too, `slots` is needed.
     page_table : Tensor, ``[rows, pages]``, or ``[requests, pages]`` with `row_request`, int32, optional
-        Page table of a paged cache. The op translates each position in the window, without offset, to a cache
-        slot: ``page_table[position // page_size] * page_size + position % page_size``, computed in 64 bits.
-        The slot is ``-1`` for a page that the table does not hold (a table of zero columns holds none) or
-        holds as a negative number, and for a slot that int32 cannot hold.
-    page_size : int
-        Positions per page, 1 to 2**31 - 1; needed with `page_table`, and refused without one.
-    slots : Tensor, ``[rows, >= k]``, int32, optional
-        Where cache slots are written, so that `out` keeps positions. Without it the cache slots take the
-        place of positions in `out`. Rows must not overlap.
+        Page table of a paged cache, as for `indexer_topk_decode`: each position in the window, without
+        offset, is translated to a cache slot.
+    page_size, slots : int and Tensor, optional
+        As for `indexer_topk_decode`.
     path : {"auto", "radix_rounds"} or gvr_topk.constants.Path
         ``"auto"`` predicts the k-th value of a row from the row before. ``"radix_rounds"`` predicts nothing:
         it starts with the radix rounds over the keys, which ``"auto"`` runs only after a prediction has
         missed. On a CPU there is one implementation for both paths.
     pdl : bool
-        Launch with programmatic stream serialization: the kernel may start while the previous kernel still
-        runs, and waits for the end of that kernel before the first read.
+        As for `indexer_topk_decode`.
     stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
         Output: for each row one number per `gvr_topk.constants.StatsColumn`. The reason is ``USED`` where a
         row was predicted from the row before, ``FIRST_STEP`` where it was not, ``SHORT_ROW`` where the window
@@ -565,12 +544,8 @@ def indexer_topk_prefill(
 
     Raises
     ------
-    ValueError
-        An argument has the wrong device, dtype, shape, stride or range, or shares memory with another one
-        that the call writes; the message names it. Under ``torch.compile`` torch raises an exception of its
-        own, which holds this message.
-    LibraryError
-        The tensors are on a GPU, and the CUDA library is not available.
+    ValueError, LibraryError
+        As in `indexer_topk_decode`.
 
     Notes
     -----
@@ -635,20 +610,8 @@ def indexer_topk_prefill(
         out = _new_out(PREFILL, logits, k)
     _launch(
         PrefillArguments,
-        logits,
-        row_starts,
-        row_ends,
-        out,
-        k,
-        row_request,
-        offsets,
-        counts,
-        page_table,
-        slots,
-        stats,
-        page_size,
-        number,
-        flags,
+        *(logits, row_starts, row_ends, out, k, row_request, offsets, counts, page_table, slots, stats),
+        *(page_size, number, flags),
     )
     return out
 
@@ -704,8 +667,7 @@ def indexer_topk_blocks(
         Select no position whose score is ``-inf``, as for `indexer_topk_decode`, and choose no block that
         holds only such scores, but for the newest. The places that are left at the end get ``-1``.
     pdl : bool
-        Launch with programmatic stream serialization: the kernel may start while the previous kernel still
-        runs, and waits for the end of that kernel before the first read.
+        As for `indexer_topk_decode`.
 
     Returns
     -------
@@ -720,12 +682,8 @@ def indexer_topk_blocks(
 
     Raises
     ------
-    ValueError
-        An argument has the wrong device, dtype, shape, stride or range, or shares memory with another one
-        that the call writes; the message names it. Under ``torch.compile`` torch raises an exception of its
-        own, which holds this message.
-    LibraryError
-        The tensors are on a GPU, and the CUDA library is not available.
+    ValueError, LibraryError
+        As in `indexer_topk_decode`.
 
     Notes
     -----
@@ -820,8 +778,7 @@ def indexer_topk_in_blocks(
     drop_masked : bool, default False
         As for `indexer_topk_decode`.
     pdl : bool
-        Launch with programmatic stream serialization: the kernel may start while the previous kernel still
-        runs, and waits for the end of that kernel before the first read.
+        As for `indexer_topk_decode`.
 
     Returns
     -------
@@ -832,12 +789,8 @@ def indexer_topk_in_blocks(
 
     Raises
     ------
-    ValueError
-        An argument has the wrong device, dtype, shape, stride or range, or shares memory with another one
-        that the call writes; the message names it. Under ``torch.compile`` torch raises an exception of its
-        own, which holds this message.
-    LibraryError
-        The tensors are on a GPU, and the CUDA library is not available.
+    ValueError, LibraryError
+        As in `indexer_topk_decode`.
 
     Notes
     -----
@@ -847,10 +800,6 @@ def indexer_topk_in_blocks(
 
     No tensor that the call writes may share memory with another of its tensors. ``torch.func.vmap`` is not
     supported: give one call the rows of the whole batch.
-
-    References
-    ----------
-    DeepSeek-V4.1's indexer of two levels, as sgl-project/sglang#39671 and #40574 describe it.
 
     Examples
     --------

@@ -64,25 +64,13 @@ def floats(device: str, *shape: int) -> Tensor:
 
 
 class Zeros(NamedTuple):
-    """A tensor of zeros that is made on the device of a call.
-
-    Attributes
-    ----------
-    dtype : torch.dtype
-    shape : tuple of int
-    strides : tuple of int or None
-        In elements, as `offset`; None for those of a contiguous tensor.
-    offset : int
-        Where it begins in its memory.
-    memory : str
-        Tensors of one call that name the same memory share it; without a name a tensor has memory of its own.
-    """
+    """A tensor of zeros that is made on the device of a call; strides and offset count elements."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    strides: tuple[int, ...] | None = None
-    offset: int = 0
-    memory: str = ""
+    strides: tuple[int, ...] | None = None  # None for those of a contiguous tensor
+    offset: int = 0  # where it begins in its memory
+    memory: str = ""  # tensors of one call that name the same share it; without a name it has its own
 
     def make(self, device: str, memories: dict[str, Tensor]) -> Tensor:
         strides = self.strides or torch.empty(self.shape, device="meta").stride()

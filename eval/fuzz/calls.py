@@ -125,6 +125,11 @@ def _guarded(wanted: Tensor) -> tuple[Tensor, Tensor]:
     return result, expected
 
 
+def _behind_guards(counts: Tensor) -> Tensor:
+    """Counts as a row of words, for guards before the first one, too."""
+    return torch.cat((poisoned(GUARD_COLUMNS, device=counts.device), counts.to(torch.int32)))[None]
+
+
 def _guarded_words(wanted: Tensor, device: torch.device, *, gaps: bool = True) -> tuple[Tensor, ...]:
     """A poisoned result like `wanted`, its words and guards, and what those have to be.
 
@@ -174,11 +179,12 @@ def _decode(case: Case, draw: Draw) -> Callable[[], Written]:
     expected = expected_outputs(
         wanted, request, page_table=page_table, page_size=case.page_size, cache_slots=case.cache_slots
     )
+    if case.counts:
+        expected["counts"] = _behind_guards((wanted >= 0).sum(dim=1))
     lengths = visible.tolist()
 
     def call() -> Written:
         results = {name: _guarded(its) for name, its in expected.items()}
-        counts = (wanted >= 0).sum(dim=1).to(torch.int32)
         # A guard row before and behind.
         left = torch.full((case.rows + 2, STATE_FLOATS), float(POISON), device=device)
         arguments = DecodeArguments(
@@ -204,7 +210,7 @@ def _decode(case: Case, draw: Draw) -> Callable[[], Written]:
             **_outputs(case, results, device),
         )
         launch(arguments)
-        yield from _written(arguments, results, counts)
+        yield from _written(arguments, results)
         if kept is not None:
             if kept.indices is not None and expected_indices is not None:
                 yield "indices", kept.indices, expected_indices
@@ -240,7 +246,8 @@ def _prefill(case: Case, draw: Draw) -> Callable[[], Written]:
     _poison(case, logits, starts, starts + lengths)
     request, row_request = torch.arange(case.rows, device=device), None
     if case.table_requests:
-        row_request = draw.integers(-1, case.table_requests + 1, case.rows).to(torch.int32)
+        near = draw.integers(-1, case.table_requests + 1, case.rows).to(torch.int32)
+        row_request = torch.where(draw.uniform(case.rows) < 0.05, draw.any_int32(case.rows), near)
         request = row_request.to(torch.int64)
         lengths = torch.where((request >= 0) & (request < case.table_requests), lengths, 0)
     positions = oracles(case, device.type)[0](_moved_to_front(logits, starts), lengths, case.k)
@@ -248,6 +255,8 @@ def _prefill(case: Case, draw: Draw) -> Callable[[], Written]:
     offsets = _offsets(case, draw) if case.offsets else None
     tables: dict[str, Any] = {"offsets": offsets, "page_table": page_table, "page_size": case.page_size}
     expected = expected_outputs(positions, request, cache_slots=case.cache_slots, **tables)
+    if case.counts:
+        expected["counts"] = _behind_guards(lengths.clamp(max=case.k))
     inner = draw.integers(0, case.width + 1, max(case.slices - 1, 0))
     bounds = [0, *sorted(inner.tolist()), case.width]
 
@@ -264,7 +273,6 @@ def _prefill(case: Case, draw: Draw) -> Callable[[], Written]:
             launch(arguments)
         else:
             carry = torch.zeros(case.rows, case.k + 1, dtype=torch.int64, device=device)
-            del given["stats"]
             for number, (begin, end) in enumerate(itertools.pairwise(bounds), start=1):
                 arguments = PrefillSliceArguments(
                     logits[:, begin:end],
@@ -277,7 +285,7 @@ def _prefill(case: Case, draw: Draw) -> Callable[[], Written]:
                     **(given if number == case.slices else {}),
                 )
                 launch(arguments)
-        yield from _written(arguments, results, lengths.clamp(max=case.k).to(torch.int32))
+        yield from _written(arguments, results)
 
     return call
 
@@ -463,22 +471,20 @@ def _like(logits: Tensor, content: Tensor) -> Tensor:
 
 def _outputs(case: Case, results: dict[str, tuple[Tensor, Tensor]], device: torch.device) -> dict[str, Any]:
     """Output arguments of decode and of prefill."""
-    return {
-        "counts": poisoned(case.rows, device=device) if case.counts else None,
-        "stats": poisoned(case.rows, len(StatsColumn), device=device) if case.stats else None,
-        **{name: result for name, (result, _) in results.items()},
-    }
+    outputs = {name: result for name, (result, _) in results.items()}
+    if case.counts:
+        outputs["counts"] = outputs["counts"][0, GUARD_COLUMNS:-GUARD_COLUMNS]
+    if case.stats:
+        outputs["stats"] = poisoned(case.rows, len(StatsColumn), device=device)
+    return outputs
 
 
 def _written(
     arguments: DecodeArguments | PrefillArguments | PrefillSliceArguments,
     results: dict[str, tuple[Tensor, Tensor]],
-    counts: Tensor,
 ) -> Written:
     for name, pair in results.items():
         yield {"out": "result"}.get(name, name), *pair
-    if arguments.counts is not None:
-        yield "counts", arguments.counts, counts
     if not isinstance(arguments, PrefillSliceArguments) and arguments.stats is not None:
         found = set(arguments.stats[:, StatsColumn.REASON].tolist())
         if not found <= set(HintReason):

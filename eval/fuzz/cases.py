@@ -15,7 +15,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from eval.common.outputs import DTYPES
+from eval.common.outputs import DTYPES, INT32
 from eval.common.status import InputError
 from eval.fuzz.contents import CONTENTS
 from gvr_topk.arguments import PREFILL_PATHS
@@ -198,7 +198,7 @@ def _pages(draw: st.DrawFn, share: float) -> dict[str, Any]:
     if not _chance(draw, share):
         return {}
     return {
-        "page_size": _pick(draw, 16, 1, 64, 1000),
+        "page_size": _pick(draw, 16, 1, 64, 1000, INT32.max),
         "holes": _chance(draw, 0.5),
         "cache_slots": _chance(draw, 0.5),
     }

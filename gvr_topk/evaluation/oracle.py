@@ -18,22 +18,7 @@ from gvr_topk.constants import BLOCK_SIZE
 
 
 def sorted_topk(logits: Tensor, lengths: Tensor, k: int) -> Tensor:
-    """Exact top-k of rows, as `gvr_topk.contract` states it.
-
-    Parameters
-    ----------
-    logits : Tensor, shape [rows, width], floating point
-        Scores, on the CPU.
-    lengths : Tensor, shape [rows], integer
-        Visible elements of each row; a length below one makes none visible.
-    k : int
-        Items per row.
-
-    Returns
-    -------
-    Tensor, shape [rows, k], int32
-        Ascending positions, then -1.
-    """
+    """Exact top-k of rows on the CPU, as `gvr_topk.contract.exact_topk` states and returns it."""
     return _by_row(logits, lengths, k, lambda scores, row: sorted_row(scores, k))
 
 

@@ -75,60 +75,31 @@ _NOTHING: Floats = np.empty(0, dtype=np.float32)
 
 @dataclass(frozen=True)
 class RowStats:
-    """How much work one row took, and why.
+    """How much work one row took, and why."""
 
-    Attributes
-    ----------
-    n, k : int
-        Row length and items wanted.
-    hint_valid : int
-        Distinct hinted positions inside the row, after the offset.
-    hit_count : int
-        How many of these positions are in the result.
-    hit_ratio : float
-        ``hit_count / k``.
-    alpha : float or None
-        Share of the gathered values at or above the k-th value; feed it to the next step's quantile
-        guess. None when nothing was gathered.
-    guess : str
-        Where the first threshold came from: a `gvr_topk.constants.GuessSource` in lower case.
-    t0 : float
-        The first threshold; NaN for a short row.
-    passes : int
-        Counting passes over the row (phase 2).
-    counts, thresholds : tuple
-        Count and threshold of each pass, in order.
-    bracket : (float, float)
-        The last thresholds known to be too low (count above capacity) and too high (count below
-        `k`); infinite where no pass found one.
-    done : str
-        A `gvr_topk.constants.SearchEnd` in lower case: ``short`` (n <= k, nothing to search), ``guess``
-        (the first threshold was good), ``secant``, ``tie``, ``bisect``, ``key`` (the kind of step that ended
-        the search), or ``tie_key`` (more than `capacity` values at or above the k-th, because of ties).
-    candidates : int
-        Elements collected in phase 3.
-    snap_iterations : int
-        Scans of the candidates in phase 4 after the first histogram.
-    kth_value : float
-        The k-th largest value; the smallest value of a short row, NaN when the row is empty.
-    """
-
-    n: int
-    k: int
-    hint_valid: int
-    hit_count: int
-    hit_ratio: float
+    n: int  # length of the row
+    k: int  # items wanted
+    hint_valid: int  # distinct hinted positions inside the row, after the offset
+    hit_count: int  # how many of these positions are in the result
+    hit_ratio: float  # `hit_count / k`
     alpha: float | None
-    guess: str
-    t0: float
-    passes: int
-    counts: tuple[int, ...]
-    thresholds: tuple[float, ...]
+    """Share of the gathered values at or above the k-th value, for the next step's quantile guess; None when
+    nothing was gathered."""
+    guess: str  # where the first threshold came from: a `gvr_topk.constants.GuessSource` in lower case
+    t0: float  # the first threshold; NaN for a short row
+    passes: int  # counting passes over the row (phase 2)
+    counts: tuple[int, ...]  # of each pass, in order
+    thresholds: tuple[float, ...]  # of each pass, in order
     bracket: tuple[float, float]
+    """The last thresholds known to be too low (count above capacity) and too high (count below `k`); infinite
+    where no pass found one."""
     done: str
-    candidates: int
-    snap_iterations: int
-    kth_value: float
+    """A `gvr_topk.constants.SearchEnd` in lower case: ``short`` (n <= k, nothing to search), ``guess`` (the
+    first threshold was good), ``secant``, ``tie``, ``bisect``, ``key`` (the kind of step that ended the
+    search), or ``tie_key`` (more than `capacity` values at or above the k-th, because of ties)."""
+    candidates: int  # elements collected in phase 3
+    snap_iterations: int  # scans of the candidates in phase 4 after the first histogram
+    kth_value: float  # the k-th largest value; the smallest value of a short row, NaN when the row is empty
 
 
 @dataclass(frozen=True)

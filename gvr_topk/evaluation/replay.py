@@ -87,37 +87,17 @@ class Variant:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One decode step.
+    """One decode step."""
 
-    Attributes
-    ----------
-    step, length : int
-        Index of the step and keys it sees.
-    allowed : bool
-        Whether the state of the last step is used.
-    gate : str
-        The gate's reason: lower-case name of a `gvr_topk.constants.HintReason`.
-    exact : bool
-        The op returned what `oracle.sorted_topk` returns, order included, as configured and on every path.
-    paper_exact : bool
-        The paper's four phases returned the same in every variant.
-    op_stats : StepStats
-        The op's statistics as configured.
-    paths : tuple of StepStats
-        The op's statistics, in the order of `PATHS`.
-    variants : tuple of RowStats
-        Statistics of the paper's four phases, in the order of `ReplayResult.variants`.
-    """
-
-    step: int
-    length: int
-    allowed: bool
-    gate: str
-    exact: bool
-    paper_exact: bool
-    op_stats: StepStats
-    paths: tuple[StepStats, ...]
-    variants: tuple[RowStats, ...]
+    step: int  # its index
+    length: int  # keys it sees
+    allowed: bool  # whether the state of the last step is used
+    gate: str  # the gate's reason: lower-case name of a `gvr_topk.constants.HintReason`
+    exact: bool  # the op returned what `oracle.sorted_topk` returns, as configured and on every path
+    paper_exact: bool  # the paper's four phases returned the same in every variant
+    op_stats: StepStats  # the op's statistics as configured
+    paths: tuple[StepStats, ...]  # the op's statistics, in the order of `PATHS`
+    variants: tuple[RowStats, ...]  # of the paper's four phases, in the order of `ReplayResult.variants`
 
 
 @dataclass(frozen=True)

@@ -41,21 +41,13 @@ class Family:
 class Layer:
     """One layer's scores: families with the percentage of rows each fits best, and their placement.
 
-    Attributes
-    ----------
-    mixture : tuple of (Family, float)
-        Families and their published percentages of rows; the rest is shared out in proportion.
-    mean, spread : float
-        Mean and standard deviation of the logits. The paper says only that means are negative and
-        that layer 0 has the widest range of values (17.28).
-    correlation : float
-        Correlation of a key's normal score between consecutive steps; sets the hit ratio.
+    The paper says only that means are negative and that layer 0 has the widest range of values (17.28).
     """
 
-    mixture: tuple[tuple[Family, float], ...]
-    mean: float
-    spread: float
-    correlation: float
+    mixture: tuple[tuple[Family, float], ...]  # published percentages; the rest is shared out in proportion
+    mean: float  # of the logits
+    spread: float  # their standard deviation
+    correlation: float  # of a key's normal score between consecutive steps; sets the hit ratio
 
 
 _LOGNORM = Family("lognorm", (0.5,))

@@ -59,27 +59,13 @@ class ScoreSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Indexer tensors of `steps` consecutive decode steps over one growing key cache.
+    """Indexer tensors of `steps` consecutive decode steps over one growing key cache, float16 or float32."""
 
-    Attributes
-    ----------
-    K : ndarray, shape [keys, head_dim], float16 or float32
-        Indexer key of each position.
-    Q : ndarray, shape [steps, heads, head_dim], float16 or float32
-        Indexer query heads of each decode step.
-    W : ndarray, shape [steps, heads], float16 or float32
-        Weight of each head at each decode step.
-    name : str
-        Short label for reports (the file's stem).
-    path : Path
-        Where the arrays came from.
-    """
-
-    K: npt.NDArray[np.floating]
-    Q: npt.NDArray[np.floating]
-    W: npt.NDArray[np.floating]
-    name: str
-    path: Path
+    K: npt.NDArray[np.floating]  # ``[keys, head_dim]``: indexer key of each position
+    Q: npt.NDArray[np.floating]  # ``[steps, heads, head_dim]``: indexer query heads of each decode step
+    W: npt.NDArray[np.floating]  # ``[steps, heads]``: weight of each head at each decode step
+    name: str  # short label for reports (the file's stem)
+    path: Path  # where the arrays came from
     _keys: npt.NDArray[np.float32] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

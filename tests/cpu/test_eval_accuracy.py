@@ -197,13 +197,6 @@ def test_failure_is_explained_and_the_others_go_on(bench: Bench) -> None:
     assert len(bench.results["decisions"][0]["on"]) == 6
 
 
-def test_more_repetitions_add_runs(bench: Bench) -> None:
-    bench.scores(gsm8k=(SAME[0] * 2, SAME[1] * 2))
-    bench.run("--runs", "6", "--task", "gsm8k")
-    bench.run("--runs", "7", "--task", "gsm8k")
-    assert len(bench.calls) == 14
-
-
 SLOW = """
 import os, subprocess, sys, time
 from pathlib import Path
@@ -267,14 +260,6 @@ def test_no_signal_leaves_the_engine_running(bench: Bench, number: int, status: 
 # ---------------------------------------------------------------- evidence, builds, faults
 
 
-def test_no_evidence_no_verdict(bench: Bench) -> None:
-    bench.scores(gsm8k=SAME)
-    bench.write_tool(FAKE, "gvr_topk in TensorRT-LLM 1.2.1: waiting: no row")
-    result = bench.run("--runs", "6", "--task", "gsm8k")
-    assert result.exit_code == 3 and "no row was longer than index_topk" in result.output
-    assert bench.results["decisions"][0]["decision"]["verdict"] == "inconclusive"
-
-
 def test_disabled_is_not_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GVR_TOPK_DISABLE", "1")
     result = bench.run("--runs", "1", "--task", "gsm8k")
@@ -325,14 +310,6 @@ def test_a_fault_of_the_tool_is_never_a_regression(bench: Bench, kind: str) -> N
     assert "error: " in result.output and "Traceback" not in result.output
 
 
-def test_missing_tool_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    result = bench.run("--runs", "1", "--task", "mmlu", "--no-keep-going")
-    assert result.exit_code == 2
-    assert "trtllm-eval: wanted a program on PATH, got 'trtllm-eval', which is not found" in result.output
-    assert not bench.out.exists() and bench.calls == []
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -353,10 +330,3 @@ def test_wrong_use(bench: Bench, options: tuple[str, ...], message: str) -> None
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
     assert bench.calls == []
-
-
-def test_unfair_pair_is_refused(bench: Bench) -> None:
-    other = str(combined_configs() / "eval_dep8_mtp3_on.yaml")
-    result = bench.run("--config-on", other)
-    assert result.exit_code == 2
-    assert "speculative_config.num_nextn_predict_layers differing too" in result.output

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from edited_tree import edited
 from engine import (
     BY_PHASE,
     LLM_ARGS,
@@ -26,6 +27,7 @@ from engine import (
     fake_package,
     load_dsa,
     load_llm_args,
+    tree_of,
 )
 from integration_setup import lines_of, running
 from pydantic import ValidationError
@@ -351,56 +353,30 @@ def test_a_failure_restores_everything_before_it(shape, monkeypatch, among, nth)
     assert among == "keys" or parse(YAML).sparse_attention_config.enable_heuristic_topk
 
 
-def edited(tmp_path: Path, shape: str, file: str, old: str, new: str) -> Path:
-    root = tmp_path / shape
-    shutil.copytree(FAKES / shape, root)
-    source = root / "tensorrt_llm" / file
-    text = source.read_text()
-    assert old in text
-    source.write_text(text.replace(old, new))
-    return root
-
-
-SPARSE = "_torch/attention_backend/sparse/"
-EDITS = """
-trtllm_1_2 | _torch/attention_backend/sparse/dsa.py
-  hidden_states: torch.Tensor, | x: torch.Tensor, | Indexer.sparse_attn_indexer
-trtllm_1_2 | _torch/attention_backend/sparse/dsa.py
-  use_custom_topk: bool = True | use_custom_topk: bool = True, *, extra | Indexer.sparse_attn_indexer
-trtllm_1_2 | _torch/attention_backend/sparse/dsa.py
-  class Indexer( | class Selector( | Indexer.__init__
-trtllm_1_2 | _torch/attention_backend/sparse/dsa.py
-  layer_idx=0 | layer=0, layer_idx_=0 | Indexer.__init__
-trtllm_1_3_package | _torch/attention_backend/sparse/dsa/metadata.py
-  def prepare(self): | def prepare(self, batch): | DSAtrtllmAttentionMetadata.prepare
-trtllm_1_3_package | _torch/attention_backend/sparse/dsa/cache_manager.py
-  get_indexer_k_cache_buffers | get_k | DSACacheManager.get_indexer_k_cache_buffers
-trtllm_1_2 | __init__.py
-  indexer_topk_decode(Tensor logits | indexer_topk_decode(Tensor scores | torch.ops.trtllm.indexer_topk_decode
-trtllm_1_3_rc25 | _torch/attention_backend/sparse/dsa/indexer.py
-  is_generation: Optional[bool] = None | phase: Optional[bool] = None | Indexer.sparse_attn_indexer
-trtllm_1_3_rc27 | _torch/attention/backends/sparse/dsa/indexer.py
-  weights: torch.Tensor | weight: torch.Tensor | Indexer.sparse_attn_indexer
-trtllm_1_3_rc27 | _torch/modules/top_k.py
-  scan_lengths: torch.Tensor, | lengths: torch.Tensor, | TopK._forward_decode
-trtllm_1_2 | llmapi/llm_args.py
-  class DeepSeekSparseAttentionConfig | class DsaConfig | DeepSeekSparseAttentionConfig
-"""
-LINES = EDITS.strip().splitlines()
+DSA = "_torch/attention_backend/sparse/dsa"
+RC27 = "_torch/attention/backends/sparse/dsa"
+CALL, MADE, OP = "Indexer.sparse_attn_indexer", "Indexer.__init__", "torch.ops.trtllm.indexer_topk_decode"
+PREPARE, BUFFERS = "DSAtrtllmAttentionMetadata.prepare", "DSACacheManager.get_indexer_k_cache_buffers"
+TOP_K, SECTION = "TopK._forward_decode", "DeepSeekSparseAttentionConfig"
 EDITED = [
-    (*named.split(" | "), *change.strip().split(" | "))
-    for named, change in zip(LINES[::2], LINES[1::2], strict=True)
+    ("trtllm_1_2", f"{DSA}.py", "hidden_states: torch.Tensor,", "x: torch.Tensor,", CALL),
+    ("trtllm_1_2", f"{DSA}.py", "topk: bool = True", "topk: bool = True, *, extra", CALL),
+    ("trtllm_1_2", f"{DSA}.py", "class Indexer(", "class Selector(", MADE),
+    ("trtllm_1_2", f"{DSA}.py", "layer_idx=0", "layer=0, layer_idx_=0", MADE),
+    ("trtllm_1_3_package", f"{DSA}/metadata.py", "def prepare(self):", "def prepare(self, batch):", PREPARE),
+    ("trtllm_1_3_package", f"{DSA}/cache_manager.py", "get_indexer_k_cache_buffers", "get_k", BUFFERS),
+    ("trtllm_1_2", "__init__.py", "decode(Tensor logits", "decode(Tensor scores", OP),
+    ("trtllm_1_3_rc25", f"{DSA}/indexer.py", "is_generation: Optional", "phase: Optional", CALL),
+    ("trtllm_1_3_rc27", f"{RC27}/indexer.py", "weights: torch.Tensor", "weight: torch.Tensor", CALL),
+    ("trtllm_1_3_rc27", "_torch/modules/top_k.py", "scan_lengths: torch", "lengths: torch", TOP_K),
+    ("trtllm_1_2", "llmapi/llm_args.py", SECTION, "SectionOfDsa", SECTION),
 ]
 """Shape, file, a text of it, what replaces the text, and the name that is refused."""
 
 
 @pytest.mark.parametrize(("shape", "file", "old", "new", "point"), EDITED)
 def test_another_signature_is_refused_with_one_message(tmp_path, shape, file, old, new, point):
-    root = edited(tmp_path, shape, file, old, new)
-    if "class DeepSeek" in old:
-        file = root / "tensorrt_llm" / file
-        text = file.read_text().replace("DeepSeekSparseAttentionConfig]", "DsaConfig]")
-        file.write_text(text.replace("(DeepSeekSparse", "(Dsa"))
+    root = edited(tree_of(shape), tmp_path / shape, [(f"tensorrt_llm/{file}", old, new)])
     with fake_package(shape, root=root):
         autoload()
         load_llm_args()
@@ -413,24 +389,27 @@ def test_another_signature_is_refused_with_one_message(tmp_path, shape, file, ol
         assert "Serving continues with TensorRT-LLM's own top-k" in line and "GVR_TOPK_DISABLE=1" in line
         state = dict(integration.describe())
         assert state["would happen"].startswith("refused: ")
-        if point != "torch.ops.trtllm.indexer_topk_decode":
+        if point != OP:
             assert state[point].startswith(("missing", "mismatch"))
 
 
-def refused(tmp_path) -> Path:
+def unlike(folder: Path, file: str, old: str, new: str) -> Path:
     """A 1.2 that is unlike the table."""
-    return edited(tmp_path, "trtllm_1_2", SPARSE + "dsa.py", "class Indexer(", "class Selector(")
+    return edited(tree_of("trtllm_1_2"), folder, [(f"tensorrt_llm/{file}", old, new)])
+
+
+OTHER_OP = ("__init__.py", "int next_n, ", "int rows, ")
 
 
 @pytest.mark.parametrize("why", ["refused", "refused later", "switched off"])
 def test_a_server_starts_with_its_yaml_when_we_do_not(tmp_path, monkeypatch, why):
     """The strict configuration of 1.2 would stop it at our keys."""
-    root = refused(tmp_path)
+    root = unlike(tmp_path / "class", f"{DSA}.py", "class Indexer(", "class Selector(")
     if why == "switched off":
         monkeypatch.setenv("GVR_TOPK_DISABLE", "1")
         root = FAKES / "trtllm_1_2"
     if why == "refused later":
-        root = edited(tmp_path / "op", "trtllm_1_2", "__init__.py", "int next_n, ", "int rows, ")
+        root = unlike(tmp_path / "op", *OTHER_OP)
     with fake_package("trtllm_1_2", root=root):
         autoload()
         if why == "refused later":
@@ -448,7 +427,7 @@ def test_a_server_starts_with_its_yaml_when_we_do_not(tmp_path, monkeypatch, why
 
 def test_what_was_published_is_withdrawn_when_the_op_does_not_fit(tmp_path):
     """The op is only known once its library is loaded: the YAML was read by then."""
-    root = edited(tmp_path, "trtllm_1_2", "__init__.py", "int next_n, ", "int rows, ")
+    root = unlike(tmp_path / "op", *OTHER_OP)
     with fake_package("trtllm_1_2", root=root):
         gvr_topk_autoload.install(integration.module_loaded)
         parse(YAML)
@@ -479,7 +458,7 @@ def test_an_op_registered_after_dsa_is_replaced_at_the_first_step(monkeypatch, s
 
 def test_an_op_that_never_comes_or_does_not_fit_is_refused_at_the_first_step(monkeypatch, tmp_path):
     monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
-    root = edited(tmp_path, "trtllm_1_2", "__init__.py", "int next_n, ", "int rows, ")
+    root = unlike(tmp_path / "op", *OTHER_OP)
     with fake_package("trtllm_1_2", root=root, late_ops=True):
         gvr_topk_autoload.install(integration.module_loaded)
         dsa = load_dsa()

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 from engine import SHAPES as FAKES
+from engine import tree_of
 
 from gvr_topk.integrations._kit.signatures import compare
 from gvr_topk.integrations.tensorrt_llm import type_hints
@@ -27,7 +28,7 @@ IDS = [entry["fake"] for entry in STORED]
 
 
 def found(fake: str) -> Inspection:
-    return inspect_engine(TESTS / "fakes" / fake / "tensorrt_llm")
+    return inspect_engine(tree_of(fake) / "tensorrt_llm")
 
 
 def shape_of(versions: str) -> UpstreamShape:
@@ -37,7 +38,7 @@ def shape_of(versions: str) -> UpstreamShape:
 def parameters(fake: str) -> dict[str, list[str]]:
     """Parameters of every method in the sources of a fake; ``TopK14`` is the class of 1.4."""
     methods = {}
-    for file in (TESTS / "fakes" / fake).rglob("*.py"):
+    for file in tree_of(fake).rglob("*.py"):
         for owner in ast.walk(ast.parse(file.read_text())):
             if isinstance(owner, ast.ClassDef):
                 for item in owner.body:
@@ -100,7 +101,7 @@ def test_the_documentation_names_every_shape() -> None:
 
 
 def test_the_key_is_theirs_from_the_package_on() -> None:
-    native = [knows_key(TESTS / "fakes" / fake / "tensorrt_llm") for fake in FAKES]
+    native = [knows_key(tree_of(fake) / "tensorrt_llm") for fake in FAKES]
     assert native == [False, False, True, True, True]
 
 

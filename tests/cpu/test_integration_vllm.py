@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,8 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from edited_tree import edited
 from prometheus_client import REGISTRY
-from vllm_engine import HERE, Log, Runner, Step, fake_vllm
+from vllm_engine import HERE, Runner, Step, fake_vllm
+from vllm_lines import calls, logged, without_variables
 
 from gvr_topk.constants import STATE_UNKNOWN, STATE_VALUE_ONLY
 from gvr_topk.evaluation.oracle import sorted_topk
@@ -40,20 +40,15 @@ OWN = "vLLM serves with its own top-k"
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch):
-    for name in [name for name in os.environ if name.startswith(("GVR_TOPK", "VLLM"))]:
-        monkeypatch.delenv(name)
+    without_variables(monkeypatch)
     yield
     integration.unregister()
 
 
 @pytest.fixture
 def log():
-    handler = Log()
-    logger = logging.getLogger(plugin.LOGGER)
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield handler
-    logger.removeHandler(handler)
+    with logged() as lines:
+        yield lines
 
 
 @pytest.fixture
@@ -73,14 +68,8 @@ def changed(tmp_path):
     """Make a copy of the fake in which texts are replaced: ``changed({file: (old, new)})``."""
 
     def change(edits):
-        root = tmp_path / "changed"
-        shutil.copytree(FAKE, root)
-        for file, (old, new) in edits.items():
-            source = root / "vllm" / file
-            text = source.read_text()
-            assert old in text
-            source.write_text(text.replace(old, new))
-        return fake_vllm(root)
+        triples = [(f"vllm/{file}", *texts) for file, texts in edits.items()]
+        return fake_vllm(edited(FAKE, tmp_path / "changed", triples))
 
     return change
 
@@ -89,10 +78,6 @@ def states(runner: Runner) -> RequestStates:
     found = plugin._integration.hook.state_of(runner.builder)
     assert found is not None
     return found
-
-
-def calls() -> dict[tuple[str, str], int]:
-    return integration.counters().calls
 
 
 def assert_exact(step: Step, topk: int, ours: bool = True) -> None:
@@ -136,9 +121,9 @@ def test_plain_decode_is_exact(serving, log):
         for _ in range(3):
             assert_exact(runner.step(requests), runner.topk)
     assert calls() == {(OURS, "hint"): 6}
-    assert [line.split(":")[0] for line in log.lines] == ["gvr_topk in vLLM 0.33.0"] * 2
-    assert log.lines[0].endswith("state: 2 layers, 4 requests, 0.2 KiB on cpu")
-    assert "on: decode top-k with k = 16, state of 2 layers" in log.lines[1]
+    assert [line.split(":")[0] for line in log] == ["gvr_topk in vLLM 0.33.0"] * 2
+    assert log[0].endswith("state: 2 layers, 4 requests, 0.2 KiB on cpu")
+    assert "on: decode top-k with k = 16, state of 2 layers" in log[1]
 
 
 @pytest.mark.parametrize("via_op", [False, True])
@@ -204,7 +189,7 @@ def test_prefill_is_exact(serving, log, via_op, inference):
     lengths = step.prompts.lengths.tolist()
     assert len(lengths) == 27 and min(lengths) < runner.topk < max(lengths)
     assert calls() == {(OURS, "hint"): 2, (OURS, "prefill"): 6}  # two layers; one chunk and then two
-    assert sum(line.endswith("on: prefill top-k with k = 16") for line in log.lines) == 1
+    assert sum(line.endswith("on: prefill top-k with k = 16") for line in log) == 1
 
 
 def test_prefill_windows_that_begin_inside_the_scores(serving):
@@ -276,9 +261,7 @@ def test_prefill_that_fails_falls_back_alone(serving, log, monkeypatch):
     assert_exact(step, runner.topk)
     assert_prompts_exact(step, runner.topk, ours=False)
     assert calls() == {("original", "prefill error: RuntimeError"): 4, (OURS, "hint"): 2}
-    failed = [
-        line for line in log.lines if "fell back: prefill: RuntimeError: no room for this launch" in line
-    ]
+    failed = [line for line in log if "fell back: prefill: RuntimeError: no room for this launch" in line]
     assert len(failed) == 1
 
 
@@ -289,8 +272,8 @@ def test_prefill_op_that_has_changed(vllm, log, monkeypatch):
     integration.register()
     load_watched()
     assert prefill_op() is torch.ops._C.renamed_top_k_per_row_prefill
-    assert len(log.lines) == 1 and "refused: torch.ops._C.top_k_per_row_prefill" in log.lines[0]
-    assert "wanted logits, rowStarts, rowEnds" in log.lines[0] and "cu_seqlen_ks" in log.lines[0]
+    assert len(log) == 1 and "refused: torch.ops._C.top_k_per_row_prefill" in log[0]
+    assert "wanted logits, rowStarts, rowEnds" in log[0] and "cu_seqlen_ks" in log[0]
     from vllm.model_executor.layers.indexer_topk import SparseIndexerTopk
 
     assert not hasattr(SparseIndexerTopk.forward, "__wrapped__")
@@ -305,7 +288,7 @@ def test_prefill_op_that_is_not_there(vllm, log, monkeypatch):
     assert_prompts_exact(runner.step([], [request]), runner.topk, ours=False)
     assert_exact(runner.step([request]), runner.topk)
     assert calls() == {(OURS, "hint"): 2}
-    assert sum("prefill top-k stays vLLM's own: wanted the op" in line for line in log.lines) == 1
+    assert sum("prefill top-k stays vLLM's own: wanted the op" in line for line in log) == 1
 
 
 def test_a_request_keeps_its_slot_and_a_new_one_starts_afresh(serving):
@@ -566,7 +549,7 @@ def test_more_rows_than_there_is_room_for(serving, log, drafts, most):
     assert calls() == {(OURS, "no_state"): 2}
     assert_exact(runner.step([runner.add("a", 50)]), runner.topk)
     assert calls()[OURS, "hint"] == 2
-    assert not any("without state from now on" in line for line in log.lines)
+    assert not any("without state from now on" in line for line in log)
 
 
 def test_v1_runner_has_no_state(serving, log):
@@ -576,7 +559,7 @@ def test_v1_runner_has_no_state(serving, log):
         assert_exact(runner.step(requests), runner.topk)
     assert calls() == {(OURS, "no_state"): 4}
     assert plugin._integration.hook.state_of(runner.builder) is None
-    assert "without state: this model runner does not say which request" in log.lines[0]
+    assert "without state: this model runner does not say which request" in log[0]
 
 
 def test_metadata_without_places_has_no_state(changed, log):
@@ -587,7 +570,7 @@ def test_metadata_without_places_has_no_state(changed, log):
         runner.common = lambda req_idx, **fields: original(**fields)
         assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
         assert calls() == {(OURS, "no_state"): 2}
-        assert sum("without state" in line for line in log.lines) == 2
+        assert sum("without state" in line for line in log) == 2
 
 
 def test_calls_of_other_rows_have_no_state(serving):
@@ -662,7 +645,7 @@ def test_a_model_that_asks_for_an_exact_backend_keeps_it(vllm, monkeypatch, forc
 def test_chosen_backend_is_respected(serving, log):
     serve(ours=False, prompt=True, backend="persistent")
     assert calls() == {("original", "backend chosen"): 2, ("original", "prefill backend chosen"): 2}
-    lines = [line.partition("not in use: ")[2] for line in log.lines]
+    lines = [line.partition("not in use: ")[2] for line in log]
     assert sum(line.startswith("sparse_indexer_topk_backend is 'persistent'") for line in lines) == 1
     assert sum(line.startswith("prefill, for sparse_indexer_topk_backend is") for line in lines) == 1
 
@@ -688,7 +671,7 @@ def test_switches(vllm, log, monkeypatch, name, value, line):
     integration.register()
     serve(ours=False, prompt=True)
     assert not isinstance(prefill_op(), PrefillOp)
-    assert len(log.lines) == 1 and line in log.lines[0]
+    assert len(log) == 1 and line in log[0]
     assert calls() == {} and Finder not in sys.meta_path
 
 
@@ -697,15 +680,13 @@ def test_no_library(vllm, log, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     integration.register()
     serve(ours=False)
-    assert log.lines == [
-        f"gvr_topk in vLLM 0.33.0: refused: the CUDA library is not usable: not built. {OWN}"
-    ]
+    assert log == [f"gvr_topk in vLLM 0.33.0: refused: the CUDA library is not usable: not built. {OWN}"]
 
 
 def test_unknown_version(changed, log, monkeypatch):
     with changed({"version.py": ("0.33.0", "0.34.1")}):
         integration.register()
-        assert len(log.lines) == 1 and "refused: wanted vLLM 0.33, got 0.34.1" in log.lines[0]
+        assert len(log) == 1 and "refused: wanted vLLM 0.33, got 0.34.1" in log[0]
         integration.unregister()
         monkeypatch.setenv("GVR_TOPK_VLLM", "force")
         integration.register()
@@ -743,7 +724,7 @@ def test_unlike_sources_are_left_alone(changed, log, edits, detail):
     with changed(edits):
         integration.register()
         load_watched()
-        assert len(log.lines) == 1 and detail in log.lines[0] and "refused" in log.lines[0]
+        assert len(log) == 1 and detail in log[0] and "refused" in log[0]
         from vllm.model_executor.layers import indexer_topk, sparse_attn_indexer
         from vllm.models.deepseek_v32 import attention
 
@@ -772,7 +753,7 @@ def test_broken_metadata_costs_the_state_alone(changed, log):
         integration.register()
         runner = serve()
         assert calls() == {(OURS, "no_state"): 2}
-        assert "without state from now on: LookupError: DeepseekV32IndexerMetadataBuilder()" in log.lines[0]
+        assert "without state from now on: LookupError: DeepseekV32IndexerMetadataBuilder()" in log[0]
         runner.builder.device = torch.device("cpu")  # too late: what was missed is not made up for
         assert_exact(runner.step([runner.add("b", 300)]), runner.topk)
         assert plugin._integration.hook.state_of(runner.builder) is None
@@ -792,7 +773,7 @@ def test_error_falls_back_and_switches_off(serving, log, monkeypatch):
     monkeypatch.undo()
     assert_exact(runner.step([request]), runner.topk, ours=False)
     assert calls() == {(OURS, "hint"): 2, ("original", "error: RuntimeError"): 4}
-    failed = [line for line in log.lines if "fell back" in line]
+    failed = [line for line in log if "fell back" in line]
     assert len(failed) == 1 and "RuntimeError: no room for this launch" in failed[0]
 
 
@@ -806,7 +787,7 @@ def test_the_first_calls_are_verified(vllm, log, monkeypatch, drafts):
         step = runner.step([request], [prompt])
         assert_exact(step, runner.topk)
         assert_prompts_exact(step, runner.topk)
-    verified = [line.partition(": ")[2] for line in log.lines if "verified" in line]
+    verified = [line.partition(": ")[2] for line in log if "verified" in line]
     assert sorted(verified) == ["verified 3 calls of decode top-k", "verified 3 calls of prefill top-k"]
     assert calls() == {(OURS, "hint"): 6, (OURS, "prefill"): 6}
 
@@ -823,7 +804,7 @@ def test_an_op_that_is_wrong_is_noticed(vllm, log, monkeypatch, module, op, kind
     runner.step([runner.add("a", 300)], [runner.add("b", 200)])
     assert {path for path, _ in calls()} == {OURS}
     integration.unregister()
-    log.lines.clear()
+    log.clear()
     monkeypatch.setenv("GVR_TOPK_VERIFY", "8")
     integration.register()
     runner = Runner()
@@ -832,7 +813,7 @@ def test_an_op_that_is_wrong_is_noticed(vllm, log, monkeypatch, module, op, kind
         step = runner.step([request], [prompt])
         assert_exact(step, runner.topk, ours=kind != "")
         assert_prompts_exact(step, runner.topk, ours=kind == "")
-    (line,) = [line for line in log.lines if "fell back" in line]
+    (line,) = [line for line in log if "fell back" in line]
     assert "Differs: row " in line and "an item is selected twice" in line
     assert line.endswith(f". vLLM's own {kind}top-k serves from now on")
     assert calls()["original", f"{kind}error: Differs"] == 6
@@ -849,7 +830,7 @@ def test_lengths_in_another_unit_are_noticed(vllm, log, monkeypatch):
     )
     integration.register()
     serve(ours=False, specials=False)
-    (line,) = [line for line in log.lines if "fell back" in line]
+    (line,) = [line for line in log if "fell back" in line]
     assert "Differs: row 0 of 1: selected score" in line and "by vLLM" in line
 
 
@@ -870,7 +851,7 @@ def test_auto_that_is_another_gvr_is_left_alone(vllm, log, monkeypatch, arch, re
     assert_prompts_exact(step, runner.topk)
     decode = {("original", "native GVR"): 2} if left else {(OURS, "hint"): 2}
     assert calls() == {**decode, (OURS, "prefill"): 2}
-    said = [line.partition("not in use: ")[2] for line in log.lines if "not in use" in line]
+    said = [line.partition("not in use: ")[2] for line in log if "not in use" in line]
     what = "sparse_indexer_topk_backend 'auto' is 'flashinfer_gvr2' here, a top-k of the same kind"
     assert said == [f"{what}; GVR_TOPK_VLLM=force runs gvr_topk instead"] * left
 
@@ -930,7 +911,7 @@ def test_register_never_raises(log, monkeypatch):
 
     monkeypatch.setattr(Engine, "outlook", fail)
     integration.register()
-    assert log.lines == [
+    assert log == [
         "gvr_topk in vLLM of unknown version: refused: OSError: odd. vLLM serves with its own top-k"
     ]
 
@@ -983,8 +964,8 @@ def test_metrics_that_cannot_be_kept_cost_nothing_else(vllm, log, monkeypatch, t
     monkeypatch.setattr(plugin.CallMetrics, "open", lambda self: (_ for _ in ()).throw(ValueError("taken")))
     integration.register()
     serve()
-    assert "no metric in vLLM's registry: taken" in log.lines[0]
-    assert any("no metrics file: NotADirectoryError" in line for line in log.lines)
+    assert "no metric in vLLM's registry: taken" in log[0]
+    assert any("no metrics file: NotADirectoryError" in line for line in log)
     assert calls() == {(OURS, "hint"): 2}
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from vllm_engine import Runner, Step
-from vllm_lines import lines_with
+from vllm_lines import LINE, lines_with
 
 from gvr_topk.evaluation.oracle import sorted_blocks, sorted_topk
 from gvr_topk.integrations import vllm as integration
@@ -19,7 +19,6 @@ from gvr_topk.integrations.vllm.upstream import CANDIDATES, INDEXER_MODULE
 
 OURS = ("gvr_topk", "candidates")
 COUNT, WIDTH = 8, 203
-LINE = "gvr_topk in vLLM 0.33.0: "
 UNUSED = -7
 
 

@@ -12,7 +12,7 @@ import torch
 from sampler_setup import change_op, fail
 from torch import Tensor
 from vllm_engine import SAMPLING, draft_batch, logits_of, native, sampler_with
-from vllm_lines import lines_of_draws
+from vllm_lines import LINE, calls, lines_of_draws
 
 from gvr_topk import sampling
 from gvr_topk.integrations import vllm as integration
@@ -22,7 +22,6 @@ from gvr_topk.integrations.vllm.upstream import SAMPLE, VERIFY_DRAFTS
 
 SLOTS, LENGTH, STEPS = len(SAMPLING), 24, 3
 OURS, DRAWN = ("gvr_topk", "drafts"), ("gvr_topk", "sampler")
-LINE = "gvr_topk in vLLM 0.33.0: "
 ON = LINE + "on: drafts of the V2 model runner: accepted where they equal the tokens drawn"
 OFF = " vLLM's own rejection sampler serves from now on"
 
@@ -32,10 +31,6 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     with lines_of_draws(monkeypatch) as lines:
         monkeypatch.setenv("GVR_TOPK_SAMPLER", "drafts")
         yield lines
-
-
-def calls() -> dict[tuple[str, str], int]:
-    return integration.counters().calls
 
 
 def rejection_sampler(one: Any, **given: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 from sampler_setup import fail
 from torch import Tensor
 from vllm_engine import HERE, Runner
-from vllm_lines import lines_with
+from vllm_lines import LINE, calls, lines_with
 
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations._kit import environment
@@ -23,7 +23,6 @@ from gvr_topk.sampling import TopkLogprobs, topk_logprobs
 
 OURS, VLLMS = ("gvr_topk", "logprobs"), "original"
 WIDTH = 300
-LINE = "gvr_topk in vLLM 0.33.0: "
 
 
 @pytest.fixture
@@ -60,10 +59,6 @@ def assert_like(got: Any, logits: Tensor, n: int, sampled: Tensor, ours: bool = 
     if not ours:  # places behind the row count, too
         ranks[logits.gather(1, sampled[:, None])[:, 0] == -torch.inf] = 8192
     assert torch.equal(got.selected_token_ranks, ranks)
-
-
-def calls() -> dict[tuple[str, str], int]:
-    return integration.counters().calls
 
 
 @pytest.mark.parametrize("early", [False, True])

@@ -19,7 +19,7 @@ from vllm_engine import (
     sampler_batch,
     sampler_with,
 )
-from vllm_lines import break_sampler, lines_of_draws
+from vllm_lines import LINE, break_sampler, calls, lines_of_draws
 
 from gvr_topk import sampling
 from gvr_topk.integrations import vllm as integration
@@ -29,7 +29,6 @@ from gvr_topk.integrations.vllm.upstream import SAMPLE, V1_RUNNER_MODULE
 SLOTS = len(SAMPLING)
 OURS = ("gvr_topk", "sampler")
 WIDTH = 300
-LINE = "gvr_topk in vLLM 0.33.0: "
 ON = LINE + "on: tokens of the V2 model runner: temperature, min-p, top-k, top-p and draw"
 OFF = " vLLM's own sampler serves from now on"
 
@@ -38,10 +37,6 @@ OFF = " vLLM's own sampler serves from now on"
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     with lines_of_draws(monkeypatch) as lines:
         yield lines
-
-
-def calls() -> dict[tuple[str, str], int]:
-    return integration.counters().calls
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from vllm_engine import logits_of, native, sampler_batch, sampler_with
-from vllm_lines import break_sampler, lines_of_draws
+from vllm_lines import LINE, break_sampler, lines_of_draws
 
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import sampler
@@ -21,7 +21,6 @@ from gvr_topk.sampling import arithmetic
 OURS, DIFFERS = ("gvr_topk", "sampler"), ("original", "sampler error: Differs")
 WIDTH = 300
 LAST = WIDTH - 1
-LINE = "gvr_topk in vLLM 0.33.0: "
 
 
 @pytest.fixture

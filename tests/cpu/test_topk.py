@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,15 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gvr_topk import kth_value, topk, topk_mask, topk_threshold, torch_backend, torch_topk
 from gvr_topk.library import LibraryError, LibraryStatus
-from tests.topk_oracle import KINDS, best, rows_of
+from tests.topk_oracle import BOTH, KINDS, SHAPES, best, check, check_all_elements, rows_of, same
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-BOTH = pytest.mark.parametrize("largest", [True, False])
-
-
-def same(got: Tensor, wanted: Tensor) -> bool:
-    """Whether values are equal, one NaN like another."""
-    return got.dtype == wanted.dtype and torch.equal(got.nan_to_num(nan=7.25), wanted.nan_to_num(nan=7.25))
 
 
 @BOTH
@@ -33,35 +26,9 @@ def test_every_k_of_small_rows(kind: str, dtype: torch.dtype, largest: bool) -> 
     for width in (1, 2, 7, 33):
         rows = rows_of(kind, width, seed=width).to(dtype)
         for k in range(1, width + 1):
-            wanted = best(rows, k, largest=largest)
-            got = topk(rows, k, largest=largest)
-            assert torch.equal(got.indices, wanted)
-            assert same(got.values, rows.gather(1, wanted))
-            assert same(got.values, torch.topk(rows, k, largest=largest).values)
-            unsorted = topk(rows, k, largest=largest, sorted=False)
-            assert torch.equal(unsorted.indices, wanted.sort(1).values)
-            assert same(unsorted.values, rows.gather(1, unsorted.indices))
-            assert torch.equal(topk_mask(rows, k, largest=largest), marked(rows, wanted))
-            value, index = kth_value(rows, k, largest=largest)
-            assert torch.equal(index, wanted[:, -1]) and same(value, got.values[:, -1])
+            check(rows, k, largest=largest)
             if not largest:
-                assert same(value, torch.kthvalue(rows, k).values)
-            kth, quota = topk_threshold(rows, k, largest=largest)
-            assert same(kth, value)
-            assert quota.tolist() == quotas(rows, wanted)
-
-
-def marked(rows: Tensor, chosen: Tensor) -> Tensor:
-    mask = torch.zeros(rows.shape, dtype=torch.bool)
-    for row, positions in enumerate(chosen.tolist()):
-        mask[row, positions] = True
-    return mask
-
-
-def quotas(rows: Tensor, chosen: Tensor) -> list[int]:
-    """How many of the chosen elements of each row are equal to the last one."""
-    values = [row[positions].double().numpy() for row, positions in zip(rows, chosen, strict=True)]
-    return [int(np.sum((each == each[-1]) | (np.isnan(each) & np.isnan(each[-1])))) for each in values]
+                assert same(kth_value(rows, k, largest=False).values, torch.kthvalue(rows, k).values)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
@@ -80,58 +47,30 @@ def draw(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-SHAPES: dict[str, Callable[[], Tensor]] = {
-    "vector": lambda: torch.randn(30, generator=draw(0)),
-    "matrix": lambda: torch.randn(4, 30, generator=draw(1)),
-    "three dimensions": lambda: torch.randn(3, 4, 10, generator=draw(2)).round(),
-    "five dimensions": lambda: torch.randn(2, 3, 1, 4, 5, generator=draw(3)),
-    "transposed": lambda: torch.randn(3, 4, 10, generator=draw(4)).transpose(0, 2),
-    "every other": lambda: torch.randn(4, 60, generator=draw(5))[:, ::2],
-    "expanded": lambda: torch.randn(4, 1, 9, generator=draw(6)).expand(4, 3, 9),
-    "part of a buffer": lambda: torch.randn(4, 40, generator=draw(7))[1:, 3:20],
-}
-
-
 @BOTH
 @pytest.mark.parametrize("name", SHAPES)
 def test_any_shape_strides_and_dimension(name: str, largest: bool) -> None:
-    given = SHAPES[name]()
+    given = SHAPES[name]("cpu")
+    size = given.element_size()
     for dim in range(-given.dim(), given.dim()):
-        for k in {0, 1, given.shape[dim] // 2, given.shape[dim]}:
-            wanted = best(given, k, dim, largest=largest)
-            got = topk(given, k, dim, largest)
-            assert torch.equal(got.indices, wanted)
-            assert torch.equal(got.values, torch.topk(given, k, dim, largest).values)
-            unsorted = topk(given, k, dim, largest, sorted=False)
+        assert topk(given, 0, dim, largest).indices.numel() == 0 and not topk_mask(given, 0, dim).any()
+        for k in {1, (given.shape[dim] + 1) // 2, given.shape[dim]}:
+            check(given, k, dim, largest=largest)
+            got, unsorted = topk(given, k, dim, largest), topk(given, k, dim, largest, sorted=False)
             assert all(tensor.is_contiguous() for tensor in (*got, *unsorted))
-            mask = torch.zeros_like(given, dtype=torch.bool).scatter(dim, wanted, True)
-            assert torch.equal(topk_mask(given, k, dim, largest=largest), mask)
-            if k > 0:
-                for keepdim in (True, False):
-                    value, index = kth_value(given, k, dim, keepdim, largest=largest)
-                    wanted_value = torch.kthvalue(
-                        given, k if not largest else given.shape[dim] + 1 - k, dim, keepdim
-                    )
-                    assert torch.equal(value, wanted_value.values)
-                    assert value.is_contiguous() and value.untyped_storage().nbytes() == 4 * value.numel()
-                    assert index.shape == wanted_value.indices.shape
-                    kth, quota = topk_threshold(given, k, dim, keepdim, largest=largest)
-                    assert torch.equal(kth, value) and quota.shape == value.shape
+            value, index = kth_value(given, k, dim, largest=largest)
+            assert torch.equal(value, kth_value(given, k, dim, True, largest=largest).values.squeeze(dim))
+            assert value.is_contiguous() and value.untyped_storage().nbytes() == size * value.numel()
+            kth, quota = topk_threshold(given, k, dim, largest=largest)
+            assert torch.equal(kth, value) and quota.shape == value.shape == index.shape
 
 
 @BOTH
 @pytest.mark.parametrize("name", SHAPES)
 def test_all_elements_at_once(name: str, largest: bool) -> None:
-    given = SHAPES[name]()
+    given = SHAPES[name]("cpu")
     for k in (1, given.numel() // 3, given.numel()):
-        wanted = best(given.reshape(-1), k, largest=largest)
-        mask = torch.zeros(given.numel(), dtype=torch.bool).scatter(0, wanted, True).view(given.shape)
-        assert torch.equal(topk_mask(given, k, None, largest=largest), mask)
-        value, index = kth_value(given, k, None, largest=largest)
-        assert index == wanted[-1] and value == given.reshape(-1)[index] and value.shape == ()
-        kth, quota = topk_threshold(given, k, None, largest=largest)
-        above = (given > kth) if largest else (given < kth)
-        assert kth == value and int(above.sum() + quota) == k
+        check_all_elements(given, k, largest=largest)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (0, 0), (2, 0, 3)])

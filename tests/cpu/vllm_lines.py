@@ -1,4 +1,4 @@
-"""What tests of the plugin share while the fake of vLLM is there: its lines, and an op that is broken."""
+"""What tests of the plugin share while the fake of vLLM is there: lines, counts, and an op that is broken."""
 
 from __future__ import annotations
 
@@ -10,26 +10,47 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from vllm_engine import Log, fake_vllm
+from vllm_engine import fake_vllm
 
 from gvr_topk import sampling
 from gvr_topk.integrations.vllm import plugin, sampler
+
+LINE = "gvr_topk in vLLM 0.33.0: "
+"""How each line begins."""
+
+
+def calls() -> dict[tuple[str, str], int]:
+    """Path and reason of the calls so far."""
+    return plugin.counters().calls
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """Lines of the integration, as vLLM's logger gets them."""
+    lines: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger(plugin.LOGGER)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.removeHandler(handler)
+
+
+def without_variables(monkeypatch: Any) -> None:
+    """Unset the variables of this package and of vLLM."""
+    for name in [name for name in os.environ if name.startswith(("GVR_TOPK", "VLLM"))]:
+        monkeypatch.delenv(name)
 
 
 @contextmanager
 def lines_with(monkeypatch: Any, *switches: str) -> Iterator[list[str]]:
     """Lines of the integration in a process that can import the fake, with these switches on alone."""
-    for name in [name for name in os.environ if name.startswith(("GVR_TOPK", "VLLM"))]:
-        monkeypatch.delenv(name)
+    without_variables(monkeypatch)
     for name in switches:
         monkeypatch.setenv(name, "1")
-    handler, logger = Log(), logging.getLogger(plugin.LOGGER)
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    with fake_vllm():
-        yield handler.lines
+    with logged() as lines, fake_vllm():
+        yield lines
         plugin.unregister()
-    logger.removeHandler(handler)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,11 +16,47 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from edited_tree import edited
 
 HERE = Path(__file__).resolve().parent
 SHAPES = ("trtllm_1_2", "trtllm_1_3_monolith", "trtllm_1_3_package", "trtllm_1_3_rc25", "trtllm_1_3_rc27")
 BY_PHASE = SHAPES[2:]
 """Those whose indexer may be called for one phase of a batch."""
+
+_DSA = "tensorrt_llm/_torch/attention_backend/sparse/dsa"
+DERIVED = {
+    "trtllm_1_3_monolith": (
+        "trtllm_1_2",
+        (
+            ("tensorrt_llm/version.py", "1.2.1", "1.3.0rc2"),
+            ("tensorrt_llm/__init__.py", "(*OPS)", "(*fake_base.OPS)"),
+            ("tensorrt_llm/llmapi/llm_args.py", "    pass", "    use_cute_dsl_topk: bool = False"),
+            (f"{_DSA}.py", "bool = True,", "bool = True, q_scale: torch.Tensor | None = None,"),
+            (f"{_DSA}.py", "torch.ops.trtllm.indexer_topk_decode", "self.decode_by_either_op"),
+        ),
+    ),
+    "trtllm_1_3_rc25": (
+        "trtllm_1_3_package",
+        (
+            ("tensorrt_llm/version.py", "rc22", "rc25"),
+            (f"{_DSA}/indexer.py", "        use_custom_topk: bool = True,\n", ""),
+            (f"{_DSA}/metadata.py", "PackageMetadata", "DraftMetadata"),
+        ),
+    ),
+}
+"""Versions that are like another one but for a few texts."""
+
+_made = tempfile.TemporaryDirectory(prefix="gvr_topk_fakes_")
+
+
+@functools.cache
+def tree_of(shape: str) -> Path:
+    """Folder of a fake; one of `DERIVED` is made when it is first asked for."""
+    if shape not in DERIVED:
+        return HERE / shape
+    like, edits = DERIVED[shape]
+    return edited(HERE / like, Path(_made.name) / shape, edits)
+
 
 LLM_ARGS = "tensorrt_llm.llmapi.llm_args"
 DSA_MODULES = (
@@ -41,7 +78,7 @@ def fake_package(
     With `newest` the last shape has the class ``TopK`` of 1.4.0rc1. With `late_ops` its ops are registered
     by ``fake_base.load_ops`` and not by importing it.
     """
-    paths = [str(HERE), str(root or HERE / shape)]
+    paths = [str(HERE), str(root or tree_of(shape))]
     variables = {
         "FAKE_INDEX_TOPK": str(topk),
         "FAKE_LATE_OPS": "1" if late_ops else "",

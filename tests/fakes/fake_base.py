@@ -31,6 +31,8 @@ CUTE_DSL_SCHEMA = (
     "cute_dsl_indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor(a!) indices, int top_k, "
     "int next_n) -> ()"
 )
+OPS = (DECODE_SCHEMA, PREFILL_SCHEMA, CUTE_DSL_SCHEMA)
+"""Schemas of the ops from 1.3 on."""
 
 _library: torch.library.Library | None = None
 _defined: list[str] = []
@@ -444,6 +446,13 @@ class IndexerBase(torch.nn.Module):
             if draft:
                 metadata.shared_topk_indices = chosen[self.last_rows(metadata, contexts, next_n)]
         return buffer
+
+    def decode_by_either_op(self, logits, lengths, indices, next_n):
+        """The top-k of a decode step where DSA is one module and there are two ops."""
+        if self._use_cute_dsl_topk:
+            torch.ops.trtllm.cute_dsl_indexer_topk_decode(logits, lengths, indices, self.index_topk, next_n)
+        else:
+            torch.ops.trtllm.indexer_topk_decode(logits, lengths, indices, next_n, self.index_topk)
 
     def decode_by_op(self, metadata, logits, lengths, indices, next_n):
         """The top-k of a decode step where DSA is a package and calls the op itself."""

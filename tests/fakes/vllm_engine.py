@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,17 +33,6 @@ def fake_vllm(root: Path | None = None) -> Iterator[None]:
         sys.path.remove(path)
         for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
             del sys.modules[name]
-
-
-class Log(logging.Handler):
-    """Lines of the integration, as vLLM's logger gets them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 SAMPLING: list[dict[str, Any]] = [

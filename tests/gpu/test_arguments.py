@@ -28,8 +28,7 @@ from oracle import (
 )
 
 import gvr_topk
-from gvr_topk.constants import FLAG_CLAMP_PAGES, MAX_WIDTH
-from gvr_topk.contract import DTYPES
+from gvr_topk.constants import MAX_WIDTH
 from gvr_topk.cpu import to_slots
 from gvr_topk.ops import launch
 from gvr_topk.policy import plan
@@ -150,36 +149,6 @@ def test_clamped_rows_end_where_the_table_does(name: str, width: int, path: str)
         assert bool((slots[:, k] == POISON).all())
         assert torch.equal(counts, limited.clamp(max=k))
         assert torch.equal(state.indices, positions[1::2])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ctas", [1, 4, 16])
-def test_clamped_rows_of_forced_sizes(ctas: int, dtype: torch.dtype) -> None:
-    """Clusters that the columns of the table would not need, down to none."""
-    logits, out = normal(2, 131_072, dtype), poisoned(2, 512)
-    for pages in (0, 1, 9, 300, 2048, 4096):
-        table, slots = torch.zeros(2, pages, dtype=torch.int32, device="cuda"), torch.empty_like(out)
-        options = {"ctas_per_row": ctas, "page_table": table, "page_size": 64, "slots": slots}
-        asked = call(logits, full_lengths(logits), out, **options)
-        launch(asked._replace(flags=asked.flags | FLAG_CLAMP_PAGES))
-        limited = full_lengths(logits).clamp(max=64 * pages)
-        assert wrong_rows(out, logits, limited, 512) == []
-
-
-# ---------------------------------------------------------------- cap of the cluster size
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [*WIDTHS, 1 << 20, MAX_WIDTH])
-@pytest.mark.parametrize("cap", [1, 2, 4, 8, 16])
-def test_a_cap_changes_no_result(cap: int, width: int, dtype: torch.dtype) -> None:
-    rows = 1 if width > 300_001 else 3
-    logits = normal(rows, width, dtype)
-    lengths = full_lengths(logits)
-    state = new_state(rows, 2048)
-    for _ in range(2):  # without a hint and with one
-        exact(logits, lengths, 2048, max_ctas=cap, state=state)
-    exact(logits, lengths, 3000, max_ctas=cap, path="radix_rounds")
 
 
 # ---------------------------------------------------------------- capture and green contexts

@@ -14,7 +14,6 @@ from oracle import (
     new_state,
     new_stats,
     place,
-    poisoned,
     run,
     visible_lengths,
     words,
@@ -264,44 +263,6 @@ def test_large_k_in_clusters_of_every_size(ctas: int, dtype: torch.dtype, pad: i
     lengths[::3] -= 40_000
     for k in (8192, 8193, 20_000, n // 2, n - 1):
         exact(logits, lengths, k, ctas=ctas, names=names, said=k)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shift", [0, 1, 3])
-@pytest.mark.parametrize("pad", [0, 1, 6])
-def test_alignment_and_stride(path: str, dtype: torch.dtype, shift: int, pad: int) -> None:
-    rows = torch.randn(5, 30_001, generator=torch.Generator().manual_seed(shift)).to(dtype)
-    logits = place(rows, pad=pad, shift=shift)
-    exact(logits, full_lengths(logits), 512, path=path)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("next_n", [1, 2, 3, 4])
-@pytest.mark.parametrize("rows", [12, 96])
-def test_ragged_batches(path: str, next_n: int, rows: int) -> None:
-    k, width = 2048, 50_000
-    generator = torch.Generator(device="cuda").manual_seed(next_n)
-    logits = torch.randn(rows, width, device="cuda", generator=generator)
-    lengths = torch.randint(
-        -3, width + 9, (rows // next_n,), device="cuda", dtype=torch.int32, generator=generator
-    )
-    lengths[:4] = torch.tensor([0, k, k + 1, k + next_n], dtype=torch.int32)[: len(lengths)]
-    indices = torch.randint(-9, width, (rows, k), device="cuda", dtype=torch.int32, generator=generator)
-    before = indices.clone()
-    state = TopkState.of(words(rows, torch.rand(rows, device="cuda", generator=generator)), indices, k)
-    slots = torch.randperm(rows, device="cuda", generator=generator)[: rows // next_n].to(torch.int32)
-    slots[1] = -1
-    row_slot = slots.repeat_interleave(next_n)
-    counts = poisoned(rows)
-    asked = {"path": path, "next_n": next_n, "row_slot": row_slot, "counts": counts}
-    got = exact(logits, lengths, k, state=state, **asked)
-    assert torch.equal(counts, visible_lengths(logits, lengths, next_n).clamp(0, k).to(torch.int32))
-    for request, slot in enumerate(slots.tolist()):
-        if slot >= 0:
-            assert torch.equal(indices[slot], got[request * next_n + next_n - 1])
-    untouched = sorted(set(range(rows)) - set(slots.tolist()))
-    assert torch.equal(indices[untouched], before[untouched]), "wrote a slot no row owns"
 
 
 @pytest.mark.parametrize("layer", sorted(LAYERS))

@@ -34,8 +34,7 @@ from gvr_topk.constants import (
     HintReason,
     StatsColumn,
 )
-from gvr_topk.contract import exact_topk, row_lengths
-from gvr_topk.evaluation.oracle import translate_positions
+from gvr_topk.contract import exact_topk
 from gvr_topk.evaluation.paper_reference import DONE, topk_row
 from gvr_topk.evaluation.synthetic import LayerGenerator, adversarial_hints, adversarial_rows
 from gvr_topk.ops import launch
@@ -161,24 +160,6 @@ def test_same_result_every_time_and_everywhere(path: str, name: str) -> None:
         indices = torch.from_numpy(hint[:K]).to("cuda")[None].contiguous()
         state = TopkState.of(words(1, 0.4), indices, K)
         assert torch.equal(run(row[None], full_lengths(row[None]), K, path=path, state=state), wanted)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("page_size", [1, 32, 64, 100])
-def test_page_table(path: str, page_size: int) -> None:
-    rows, width, next_n = 4, 30_000, 2
-    logits = normal(rows, width)
-    lengths = torch.tensor([width, 1500], dtype=torch.int32, device="cuda")
-    pages = torch.randperm(rows * width // page_size, device="cuda")[: 2 * (width // page_size)]
-    table = pages.view(2, -1).to(torch.int32)
-    state = new_state(2, K, keep_indices=True)
-    got = run(
-        logits, lengths, K, path=path, next_n=next_n, state=state, page_table=table, page_size=page_size
-    )
-    positions = exact_topk(logits, row_lengths(lengths, rows, next_n), K)
-    request = torch.arange(rows, device="cuda") // next_n
-    assert torch.equal(got, translate_positions(positions, table, page_size, request))
-    assert torch.equal(state.indices, positions[next_n - 1 :: next_n])
 
 
 @pytest.mark.parametrize("layer", [1, 20])

@@ -10,16 +10,13 @@ from launches import skip_unserved
 from oracle import (
     ANY_K,
     PATHS,
-    POISON,
     clone,
     full_lengths,
     new_state,
     new_stats,
-    place,
     poisoned,
     run,
     run_forced,
-    visible_lengths,
     wrong_dropped_rows,
     wrong_rows,
 )
@@ -27,7 +24,6 @@ from torch import Tensor
 
 from gvr_topk.constants import STATE_MASKED
 from gvr_topk.contract import DTYPES
-from gvr_topk.cpu import to_slots
 
 K = 2048
 WIDTHS = (900, 4000, 8192, 40_001, 131_072, 300_004)
@@ -94,28 +90,6 @@ def test_rows_whose_mask_changes_from_step_to_step(
         assert state.indices is None or torch.equal(state.indices, got)
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("next_n", [1, 2])
-def test_rows_of_any_length(next_n: int, width: int, dtype: torch.dtype, path: str) -> None:
-    """Short rows, which are read here, beside longer ones, with masks of any density."""
-    skip_unserved(path, width)
-    k = 512
-    lengths = int32(width, 0, -5, 1, 77, k - 1, k, k + 1, 513 + next_n, width + 9, width - 1, width // 2)
-    rows = len(lengths) * next_n
-    state = new_state(len(lengths), k, keep_indices=True)
-    for step, left in enumerate((width // 2, k // 2, 3, 0, width)):
-        logits = masked(rows, width, left, generator(width + step), dtype, odd=True)
-        counts = poisoned(rows + 2)
-        got = run(
-            logits, lengths, k, next_n=next_n, path=path, state=state, counts=counts[1:-1], drop_masked=True
-        )
-        check(logits, lengths, k, got, counts[1:-1], next_n)
-        assert counts[[0, -1]].tolist() == [POISON] * 2
-        assert torch.equal(state.indices, got[next_n - 1 :: next_n])
-
-
 @pytest.mark.parametrize("path", ANY_K)
 @pytest.mark.parametrize("k", [1, 7, 3000, 50_000, 1 << 21])
 @pytest.mark.parametrize("width", [3000, 60_000, 300_001])
@@ -146,27 +120,6 @@ def test_more_masked_columns_are_selected_than_16_bits_count(left: int, k: int, 
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("shift", [0, 1])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_cache_slots_and_alignment(width: int, dtype: torch.dtype, shift: int, path: str) -> None:
-    skip_unserved(path, width)
-    k, page_size = 512, 64
-    table = torch.arange(3 * (width // page_size + 1), dtype=torch.int32, device="cuda").reshape(3, -1)
-    for left in (width // 2, 100, 0):
-        logits = place(masked(3, width, left, generator(left), dtype), pad=3 * shift, shift=shift)
-        lengths = int32(width, 300, width - 3)
-        counts = poisoned(3)
-        slots = poisoned(3, k + 1)
-        options = {"path": path, "page_table": table, "page_size": page_size, "drop_masked": True}
-        got = run(logits, lengths, k, counts=counts, slots=slots, **options)
-        check(logits, lengths, k, got, counts)
-        assert torch.equal(slots[:, :k], to_slots(got, table, page_size, 1))
-        assert bool((slots[:, k] == POISON).all())
-        assert torch.equal(run(logits, lengths, k, **options), slots[:, :k])
-
-
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_else_changes(width: int, path: str) -> None:
     """Statistics and words are those of the same call without the option, and so are rows without a mask."""
@@ -184,25 +137,6 @@ def test_nothing_else_changes(width: int, path: str) -> None:
         assert torch.equal(got[:2], plain[:2])
         assert torch.equal(state.words.view(torch.int32), apart.words.view(torch.int32))
         assert torch.equal(seen, wanted)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_both_options_in_one_call(width: int, path: str) -> None:
-    """Rows end where their pages do, and masked columns before that are dropped."""
-    skip_unserved(path, width)
-    k, pages = 512, 11
-    table = torch.arange(2 * pages, dtype=torch.int32, device="cuda").reshape(2, pages)
-    for left in (width // 2, width // 20):
-        logits = masked(2, width, left, generator(left))
-        lengths = int32(width, 600)
-        ended = visible_lengths(logits, lengths).clamp(max=64 * pages).to(torch.int32)
-        counts, slots = poisoned(2), poisoned(2, k)
-        paged = {"page_table": table, "page_size": 64, "slots": slots, "clamp_pages": True}
-        got = run(logits, lengths, k, path=path, counts=counts, drop_masked=True, **paged)
-        check(logits, ended, k, got, counts)
-        assert torch.equal(slots, to_slots(got, table, 64, 1))
-        assert bool(((slots >= 0) == (got >= 0)).all())
 
 
 @pytest.mark.sanitizer

@@ -1,11 +1,10 @@
-"""Lengths by row, and what is written beside the result: counts, cache slots, and the gate's reasons."""
+"""What is written beside the result: counts, cache slots, the gate's reasons, and states by row."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from contents import int32, normal
-from launches import skip_unserved
 from oracle import (
     ANY_K,
     PATHS,
@@ -19,7 +18,6 @@ from oracle import (
     poisoned,
     run,
     visible_lengths,
-    wrong_rows,
 )
 from torch import Tensor
 
@@ -29,71 +27,11 @@ from gvr_topk.cpu import to_slots
 from gvr_topk.policy import can_use_heuristic, plan
 
 K = 2048
-INT32 = torch.iinfo(torch.int32)
 WIDTHS = (900, 8192, 40_001, 131_072, 300_004)
 """One CTA for a row, clusters that hold it, and rows that stream; some of them off alignment."""
 
 
-# ---------------------------------------------------------------- lengths by row
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("next_n", [2, 3])
-def test_lengths_by_row_do_as_those_by_request(next_n: int, width: int, path: str) -> None:
-    skip_unserved(path, width)
-    requests = 4
-    logits = normal(requests * next_n, width)
-    by_request = int32(width, K + next_n, 1, width - 7)
-    by_row = visible_lengths(logits, by_request, next_n).to(torch.int32)
-    written = []
-    for lengths in (by_request, by_row):
-        state = new_state(requests, K, keep_indices=True)
-        counts = poisoned(requests * next_n)
-        for _ in range(2):
-            got = run(logits, lengths, K, next_n=next_n, path=path, state=state, counts=counts)
-        assert wrong_rows(got, logits, lengths, K, next_n) == []
-        written.append((got, counts, state.indices))
-    for ours, theirs in zip(*written, strict=True):
-        assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("next_n", [2, 3])
-def test_any_lengths_by_row(next_n: int, width: int, path: str) -> None:
-    """Rows of one request of which some are empty, some short and some longer than the buffer."""
-    skip_unserved(path, width)
-    lengths = [0, width, -1, K, K + 1, INT32.min, width + 5, 1, INT32.max, width // 2, -width, width - 1]
-    rows = len(lengths)
-    logits, seq_lens = normal(rows, width), int32(*lengths)
-    state = new_state(rows // next_n, K, keep_indices=True)
-    assert state.indices is not None
-    draw = torch.Generator().manual_seed(width)
-    for _ in range(4):
-        counts = poisoned(rows)
-        got = exact(logits, seq_lens, K, next_n=next_n, path=path, state=state, counts=counts)
-        visible = visible_lengths(logits, seq_lens, next_n)
-        assert torch.equal(counts, visible.clamp(0, K).to(torch.int32))
-        assert torch.equal(state.indices, got[next_n - 1 :: next_n])
-        seq_lens = seq_lens[torch.randperm(rows, generator=draw).to("cuda")]
-
-
-# ---------------------------------------------------------------- counts
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_counts(width: int, dtype: torch.dtype, path: str) -> None:
-    skip_unserved(path, width)
-    logits = normal(7, width, dtype)
-    lengths = int32(width, 0, -5, 1, K, K + 1, width + 9)
-    for k in (512, K):
-        guarded = poisoned(7 + 8)
-        got = exact(logits, lengths, k, path=path, counts=guarded[3:10])
-        assert torch.equal(guarded[3:10], (got >= 0).sum(dim=1).to(torch.int32))
-        assert bool((guarded[:3] == POISON).all() and (guarded[10:] == POISON).all())
+# ---------------------------------------------------------------- counts and cache slots
 
 
 @pytest.mark.parametrize("path", ANY_K)
@@ -103,38 +41,6 @@ def test_counts_of_any_k(k: int, path: str) -> None:
     counts = poisoned(4)
     exact(logits, lengths, k, path=path, counts=counts)
     assert counts.tolist() == [min(length, k) for length in lengths.tolist()]
-
-
-# ---------------------------------------------------------------- cache slots beside positions
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("page_size", [1, 64, 100])
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("next_n", [1, 2])
-def test_slots_beside_positions(next_n: int, width: int, page_size: int, path: str) -> None:
-    """A third of the pages is missing, and the table ends before the rows do."""
-    skip_unserved(path, width)
-    requests, k = 3, 512
-    draw = torch.Generator(device="cuda").manual_seed(width + page_size)
-    shape = (requests, max(1, width // page_size - 3))
-    table = torch.randint(0, 1 << 20, shape, dtype=torch.int32, device="cuda", generator=draw)
-    table[torch.rand(shape, device="cuda", generator=draw) < 0.3] = -1
-    table[:, -1] = INT32.max  # whose slots no int32 holds, unless a page has one position
-    logits, lengths = normal(requests * next_n, width), int32(width, 300, width - 1)
-    rows = requests * next_n
-    state = new_state(requests, k, keep_indices=True)
-    assert state.indices is not None
-    for _ in range(2):
-        slots = poisoned(rows, k + 5)
-        counts = poisoned(rows)
-        paged = {"page_table": table, "page_size": page_size, "slots": slots, "counts": counts}
-        positions = exact(logits, lengths, k, next_n=next_n, path=path, state=state, **paged)
-        assert torch.equal(slots[:, :k], to_slots(positions, table, page_size, next_n))
-        assert bool((slots[:, k:] == POISON).all())
-        assert torch.equal(state.indices, positions[next_n - 1 :: next_n])
-        # A position without a page is one of the row's all the same.
-        assert torch.equal(counts, (positions >= 0).sum(dim=1).to(torch.int32))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -239,33 +145,7 @@ def test_the_hint_of_one_path_is_good_for_another() -> None:
                 assert torch.equal(state.indices, got)
 
 
-# ---------------------------------------------------------------- compressed keys, states by row
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("ratio", [2, 4, 128])
-@pytest.mark.parametrize("next_n", [1, 3])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_lengths_that_count_keys(width: int, next_n: int, ratio: int, path: str) -> None:
-    """Rows of scores to several keys select as rows whose lengths count scores."""
-    skip_unserved(path, width)
-    requests, k = 4, 512
-    logits = normal(requests * next_n, width)
-    keys = int32(ratio * width + ratio - 1, ratio * (k + 1), next_n, INT32.max)
-    row = torch.arange(requests * next_n, device="cuda")
-    seen = (keys.to(torch.int64)[row // next_n] - next_n + row % next_n + 1).clamp(min=0)
-    scores = (seen // ratio).clamp(max=width).to(torch.int32)
-    by_row = seen.to(torch.int32)
-    for lengths in (keys, by_row):
-        state = new_state(requests, k)
-        for _ in range(2):
-            counts = poisoned(requests * next_n)
-            got = run(
-                logits, lengths, k, next_n=next_n, path=path, state=state, counts=counts, compress_ratio=ratio
-            )
-            # Every row is a request here, because its length counts what it sees.
-            assert wrong_rows(got, logits, scores, k) == []
-            assert torch.equal(counts, scores.clamp(max=k))
+# ---------------------------------------------------------------- states by row
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -295,33 +175,3 @@ def test_states_by_row_leave_the_slots_alone(width: int, dtype: torch.dtype) -> 
         state.accept(guarded[1:-1].clone(), torch.arange(requests, device="cuda"), accepted)
         last = torch.arange(requests, device="cuda") * next_n + accepted - 1
         assert torch.equal(state.words[:, 0], left[last, 0])
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_states_by_row_leave_kept_positions_alone(width: int, path: str) -> None:
-    """Slots are then read alone, words and positions, also those that `row_slot` names."""
-    skip_unserved(path, width)
-    next_n, k, row_slot = 2, 512, int32(2, 2, 0, 0, -1, -1)
-    logits, lengths = normal(6, width), int32(width, k + 1, 9)
-    state = new_state(4, k, keep_indices=True)
-    for _ in range(2):
-        run(logits, lengths, k, next_n=next_n, path=path, state=state, row_slot=row_slot)
-    words, indices = state.words.clone(), state.indices.clone()
-    left = torch.full((6, 4), float(POISON), device="cuda")
-    options = {"next_n": next_n, "path": path, "state": state, "row_slot": row_slot}
-    exact(logits, lengths, k, next_state=left, **options)
-    assert torch.equal(state.words.view(torch.int32), words.view(torch.int32))
-    assert torch.equal(state.indices, indices)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("keep_indices", [False, True])
-def test_rows_without_a_slot_leave_a_state_by_row(path: str, keep_indices: bool) -> None:
-    """Whoever accepts such a row later must not copy what was in memory before."""
-    k, width = 512, 40_000
-    logits, lengths = normal(4, width), int32(width, width - 7, k, 9)
-    row_slot, state = int32(-1, 0, -1, 1), new_state(2, k, keep_indices=keep_indices)
-    left = torch.full((4, 4), float(POISON), device="cuda")
-    exact(logits, lengths, k, path=path, state=state, row_slot=row_slot, next_state=left)
-    assert not bool((left[:, 0] == POISON).any())

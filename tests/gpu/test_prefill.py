@@ -77,31 +77,6 @@ def test_the_longest_windows(dtype: torch.dtype, path: str) -> None:
         assert_exact(logits, starts, ends, k, path=path)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shift", [0, 1, 2, 3, 5, 8, 13])
-def test_starts_and_rows_of_every_alignment(shift: int, dtype: torch.dtype) -> None:
-    rows, width = 64, 9000
-    for pad in (0, 1, 8):
-        logits = place(rows_of_requests(rows, width, seed=shift).to(dtype), pad=pad, shift=shift)
-        starts = torch.arange(rows, dtype=torch.int32, device="cuda") % 16
-        ends = width - starts // 3
-        for k in (7, 512, 2048):
-            assert_exact(logits, starts, ends, k)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 7, 133, 2500])
-def test_random_windows(rows: int, dtype: torch.dtype) -> None:
-    """Empty, inverted and beyond both ends of the row; neighbours have nothing to do with each other."""
-    width = 20_001
-    logits = rows_of_requests(rows, width, seed=rows).to(dtype)
-    starts = integers(-2000, width + 1000, rows, seed=rows)
-    ends = integers(-100, width + 4000, rows, seed=rows + 1)
-    starts[::3] = starts[::3].clamp(max=100)
-    for k in (1, 128, 2048, 5000):
-        assert_exact(logits, starts, ends, k)
-
-
 def test_windows_at_the_ends_of_int32() -> None:
     every = (INT_MIN, INT_MIN + 1, -1, 0, 1, 4999, 5000, 5001, INT_MAX - 1, INT_MAX)
     starts = int32(*(start for start in every for _ in every))
@@ -138,23 +113,6 @@ def test_many_requests_in_one_call(requests: int) -> None:
         assert_exact(logits, starts, ends, k)
         shuffled = torch.randperm(rows, generator=draw(k), device="cuda")
         assert_exact(logits[shuffled], starts[shuffled], ends[shuffled], k)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("poison", [NAN, INF, -INF])
-def test_nothing_outside_of_a_window_is_read_as_a_score(poison: float, dtype: torch.dtype) -> None:
-    rows, width, k = 200, 12_000, 512
-    logits = rows_of_requests(rows, width).to(dtype)
-    starts = integers(0, width // 2, rows, seed=1)
-    ends = torch.minimum(starts + integers(0, width, rows, seed=2), torch.full_like(starts, width))
-    wanted, _ = sorted_windows(logits, starts, ends, k)
-    position = torch.arange(width, device="cuda")
-    outside = (position < starts[:, None]) | (position >= ends[:, None])
-    logits.masked_fill_(outside, poison)
-    for path in PATHS:
-        assert torch.equal(run_prefill(logits, starts, ends, k, path=path).out, wanted)
-    for bounds in ([0, width], [0, 4500, 7500, width]):
-        assert torch.equal(run_slices(logits, starts, ends, k, bounds)[0], wanted)
 
 
 def test_rows_of_scores_may_overlap() -> None:
@@ -208,19 +166,6 @@ def test_adversarial_contents_of_long_rows(name: str, dtype: torch.dtype) -> Non
     assert_exact(many, torch.zeros_like(narrow), narrow, k)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_any_bits(dtype: torch.dtype) -> None:
-    """Every NaN, infinity, denormal and exponent."""
-    rows, width = 200, 16_000
-    integer = torch.int32 if dtype == torch.float32 else torch.int16
-    limits = torch.iinfo(integer)
-    bits = torch.randint(limits.min, limits.max + 1, (rows, width), generator=draw(1), device="cuda")
-    logits = bits.to(integer).view(dtype)
-    starts, ends = integers(0, 3000, rows, seed=1), integers(9000, width + 9, rows, seed=2)
-    for k in EVERY_K:
-        assert_exact(logits, starts, ends, k)
-
-
 def test_scores_of_more_than_32_bits_of_elements() -> None:
     """Row 65,536 begins at element 2**31; then three rows that lie 1.1 billion elements apart."""
     rows, width, k = 70_000, 32_768, 512
@@ -235,48 +180,6 @@ def test_scores_of_more_than_32_bits_of_elements() -> None:
     assert_exact(apart, int32(0, 1, 2), int32(width, width, width), k)
     del logits, apart
     torch.cuda.empty_cache()
-
-
-# ---------------------------------------------------------------- offsets, requests and page tables
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("k", [7, 1024, 2500])
-@pytest.mark.parametrize("page_size", [1, 64, 100, 2**31 - 1])
-@pytest.mark.parametrize("by_request", [False, True])
-def test_offsets_and_page_tables_are_those_of_the_cpu(
-    by_request: bool, page_size: int, k: int, path: str
-) -> None:
-    """Tables with holes and numbers that overflow, rows of no request, and every choice of outputs."""
-    rows, width = 40, 3000
-    requests = 17 if by_request else rows
-    logits = rows_of_requests(rows, width, seed=k)
-    starts, ends = integers(-50, 2000, rows, seed=1), integers(0, width + 50, rows, seed=2)
-    row_request = integers(-2, requests + 3, rows, seed=3) if by_request else None
-    if row_request is not None:
-        row_request[:2] = int32(INT_MIN, INT_MAX)
-    offsets = integers(INT_MIN, INT_MAX, requests, seed=4)
-    offsets[::3] = INT_MAX - 900
-    offsets[1::3] = integers(0, 10**6, requests, seed=5)[1::3]
-    largest = max(2, min(INT_MAX // page_size + 2, INT_MAX))
-    table = integers(-largest // 4 - 1, largest, requests * 40, seed=6).view(requests, 40)
-    for pages in (table, table[:, :3], table[:, :0], table[:0] if by_request else table):
-        none = {"offsets": offsets[: len(pages)], "row_request": row_request}
-        paging = {"page_table": pages, "page_size": page_size, "row_request": row_request}
-        for tables, slots in ((none, False), (paging, False), (paging, True), ({**paging, **none}, True)):
-            written = run_prefill(logits, starts, ends, k, slots=slots, path=path, **tables)
-            wanted_slots = torch.zeros(rows, k, dtype=torch.int32) if slots else None
-            wanted_counts = torch.zeros(rows, dtype=torch.int32)
-            on_cpu = {name: t.cpu() if isinstance(t, Tensor) else t for name, t in tables.items()}
-            on_cpu |= {"counts": wanted_counts, "slots": wanted_slots}
-            wanted = indexer_topk_prefill(logits.cpu(), starts.cpu(), ends.cpu(), k, **on_cpu)
-            assert torch.equal(written.out.cpu(), wanted)
-            assert torch.equal(written.counts.cpu(), wanted_counts)
-            if wanted_slots is not None and written.slots is not None:
-                assert torch.equal(written.slots.cpu(), wanted_slots)
-            sliced = run_slices(logits, starts, ends, k, cuts(width, 5, seed=k), slots=slots, **tables)
-            in_one_call = (written.out, written.counts, written.slots)
-            assert all(torch.equal(*pair) for pair in zip(sliced, in_one_call, strict=False))
 
 
 # ---------------------------------------------------------------- execution

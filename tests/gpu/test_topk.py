@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,36 +13,7 @@ from torch import Tensor
 
 from gvr_topk import kth_value, topk, topk_mask, topk_threshold, torch_backend
 from gvr_topk.contract import DTYPES
-from tests.topk_oracle import KINDS, best, rows_of
-
-BOTH = pytest.mark.parametrize("largest", [True, False])
-
-
-def same(got: Tensor, wanted: Tensor) -> bool:
-    """Whether values are equal, one NaN like another."""
-    return got.dtype == wanted.dtype and torch.equal(got.nan_to_num(nan=7.25), wanted.nan_to_num(nan=7.25))
-
-
-def check(given: Tensor, k: int, dim: int = -1, *, largest: bool = True) -> None:
-    """Compare every result with the oracle: sorted and unsorted items, mask, k-th value and threshold."""
-    unsorted = topk(given, k, dim, largest, sorted=False)
-    got = topk(given, k, dim, largest)
-    mask = topk_mask(given, k, dim, largest=largest)
-    value, index = kth_value(given, k, dim, True, largest=largest)
-    kth, quota = topk_threshold(given, k, dim, True, largest=largest)
-    wanted = best(given, k, dim, largest=largest).cuda()
-    assert torch.equal(got.indices, wanted)
-    assert same(got.values, given.gather(dim, wanted))
-    assert torch.equal(unsorted.indices, wanted.sort(dim).values)
-    assert same(unsorted.values, given.gather(dim, unsorted.indices))
-    assert torch.equal(mask, torch.zeros_like(given, dtype=torch.bool).scatter(dim, wanted, True))
-    last = got.values.narrow(dim, k - 1, 1)
-    assert torch.equal(index, wanted.narrow(dim, k - 1, 1)) and same(value, last) and same(kth, last)
-    equal = (got.values == last) | (got.values.isnan() & last.isnan())
-    assert torch.equal(quota, equal.sum(dim, keepdim=True))
-    # PyTorch sorts a NaN whose sign is set, and others, to the wrong end of short rows.
-    plain = given.masked_fill(given.isnan(), torch.nan) if given.is_floating_point() else given
-    assert same(got.values, torch.topk(plain, k, dim, largest).values)
+from tests.topk_oracle import BOTH, KINDS, SHAPES, best, check, check_all_elements, rows_of
 
 
 @BOTH
@@ -112,28 +83,14 @@ def test_a_row_of_more_than_two_to_the_31_elements() -> None:
     assert kth_value(row, len(planted)).indices == 0
 
 
-SHAPES: dict[str, Callable[[], Tensor]] = {
-    "vector": lambda: torch.randn(30, generator=draw(0), device="cuda"),
-    "three dimensions": lambda: torch.randn(3, 4, 10, generator=draw(2), device="cuda").round(),
-    "transposed": lambda: torch.randn(3, 4, 10, generator=draw(4), device="cuda").transpose(0, 2),
-    "every other": lambda: torch.randn(4, 60, generator=draw(5), device="cuda")[:, ::2],
-    "expanded": lambda: torch.randn(4, 1, 9, generator=draw(6), device="cuda").expand(4, 3, 9),
-    "part of a buffer": lambda: torch.randn(4, 40, generator=draw(7), device="cuda")[1:, 3:20],
-    "integers": lambda: torch.randint(-3, 4, (4, 50), generator=draw(8), device="cuda"),
-}
-
-
 @BOTH
 @pytest.mark.parametrize("name", SHAPES)
 def test_any_shape_strides_and_dimension(name: str, largest: bool) -> None:
-    given = SHAPES[name]()
+    given = SHAPES[name]("cuda")
     for dim in range(-given.dim(), given.dim()):
         for k in {1, (given.shape[dim] + 1) // 2, given.shape[dim]}:
             check(given, k, dim, largest=largest)
-    flat = given.reshape(-1)
-    wanted = best(flat, 7, largest=largest).cuda()
-    mask = torch.zeros_like(flat, dtype=torch.bool).scatter(0, wanted, True).view(given.shape)
-    assert torch.equal(topk_mask(given, 7, None, largest=largest), mask)
+    check_all_elements(given, 7, largest=largest)
 
 
 def test_no_elements_and_no_dimensions() -> None:

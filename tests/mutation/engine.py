@@ -36,25 +36,13 @@ BROKEN, NOT_IN_PLACE = 99, 98
 
 
 class Baseline(NamedTuple):
-    """What the unchanged module's tests take.
+    """What the unchanged module's tests take."""
 
-    Attributes
-    ----------
-    cpu_s, wall_s : float
-        Of all tests together, traced.
-    imported : list of int
-        Lines that are executed before the first test.
-    lines : list of list of int
-        Lines of the module that each test executes.
-    seconds : list of float
-        Of each test.
-    """
-
-    cpu_s: float
+    cpu_s: float  # of all tests together, traced
     wall_s: float
-    imported: list[int]
-    lines: list[list[int]]
-    seconds: list[float]
+    imported: list[int]  # lines that are executed before the first test
+    lines: list[list[int]]  # of the module that each test executes
+    seconds: list[float]  # of each test
 
 
 class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):

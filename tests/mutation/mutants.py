@@ -27,30 +27,15 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 
 
 class Mutant(NamedTuple):
-    """One changed place of a module.
-
-    Attributes
-    ----------
-    line, last_line : int
-        Lines of the expression that is changed.
-    code : str
-        The first of these lines, without its indentation.
-    change : str
-    in_function : bool
-        Whether the expression is evaluated when a function runs, and not when the module is imported.
-    source : str
-        The whole module without the change.
-    index : int
-        Number of the changed node in the order of `ast.walk`.
-    """
+    """One changed place of a module."""
 
     line: int
-    last_line: int
-    code: str
+    last_line: int  # of the expression that is changed
+    code: str  # its first line, without the indentation
     change: str
-    in_function: bool
-    source: str
-    index: int
+    in_function: bool  # evaluated when a function runs, and not when the module is imported
+    source: str  # the whole module without the change
+    index: int  # of the changed node in the order of `ast.walk`
 
     def tree(self) -> ast.Module:
         """Return the whole module with the change."""

@@ -31,50 +31,28 @@ WRITE_INTERVAL = 30.0
 
 @dataclass(frozen=True)
 class Measured:
-    """Numbers read from the device, for the rows of the last step.
-
-    Attributes
-    ----------
-    hit_ratio : float or None
-        Number of hinted values that reached the k-th value, divided by k; the mean over layers and rows with
-        a hint. Without ties at the k-th value this is the share of the hint that was in the result. None when
-        there was no hint yet, or while a graph is being captured.
-    hinted : int
-        Pairs of layer and row the mean is over.
-    guess_rows, guess_misses : int
-        Rows whose first threshold came from a guess, and rows among them whose guess had to be widened.
-
-    These numbers are known only with the option ``stats``.
-    """
+    """Numbers read from the device, for the rows of the last step; known only with the option ``stats``."""
 
     hit_ratio: float | None = None
-    hinted: int = 0
-    guess_rows: int = 0
-    guess_misses: int = 0
+    """Number of hinted values that reached the k-th value, divided by k; the mean over layers and rows with a
+    hint. Without ties at the k-th value this is the share of the hint that was in the result. None when there
+    was no hint yet, or while a graph is being captured."""
+    hinted: int = 0  # pairs of layer and row the mean is over
+    guess_rows: int = 0  # rows whose first threshold came from a guess
+    guess_misses: int = 0  # rows among them whose guess had to be widened
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Counters of this process at one moment.
+    """Counters of this process at one moment."""
 
-    Attributes
-    ----------
-    calls : dict
-        ``(path, reason)`` to number of calls; path ``gvr_topk`` or ``original``.
-    steps : dict
-        Decode steps by kind: ``eager``, ``graph``, and ``skipped`` where TensorRT-LLM needs no indexer.
-    rows : dict
-        Score rows by kind: ``hinted``, ``dummy``, and where the configured lengths refuse a hint, the gate's
-        reason ``too_short`` or ``too_long``.
-    requests : dict
-        Requests ``admitted`` to, ``evicted`` from and ``refused`` a hint slot; ``seeded`` by prefill.
-    measured : Measured
-    """
-
-    calls: dict[tuple[str, str], int]
-    steps: dict[str, int]
+    calls: dict[tuple[str, str], int]  # by path, ``gvr_topk`` or ``original``, and reason
+    steps: dict[str, int]  # of decode: ``eager``, ``graph``, and ``skipped`` where no indexer is needed
     rows: dict[str, int]
+    """Score rows by kind: ``hinted``, ``dummy``, and where the configured lengths refuse a hint, the gate's
+    reason ``too_short`` or ``too_long``."""
     requests: dict[str, int]
+    """Requests ``admitted`` to, ``evicted`` from and ``refused`` a hint slot; ``seeded`` by prefill."""
     measured: Measured = field(default_factory=Measured)
 
     def as_dict(self) -> dict[str, Any]:

@@ -18,45 +18,22 @@ from gvr_topk.library import library_status
 
 
 class Outlook(NamedTuple):
-    """What would happen in this process.
+    """What would happen in this process."""
 
-    Attributes
-    ----------
-    mode : Mode or None
-        The mode that is asked for, ``OFF`` included; None if that cannot be read.
-    reason : str
-        Why the engine is left as it is; empty if it is not.
-    """
-
-    mode: Mode | None
-    reason: str
+    mode: Mode | None  # that is asked for, ``OFF`` included; None if that cannot be read
+    reason: str  # why the engine is left as it is; empty if it is not
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine.
+    """An engine."""
 
-    Attributes
-    ----------
-    name : str
-        What the log calls it.
-    package : str
-    enable : str
-        Environment variable that switches the integration.
-    default : Mode
-        Mode where that variable is not set.
-    supported : tuple of str
-        Versions, by their first two numbers, whose sources the integration was written from.
-    group : str
-        Group of the entry point ``gvr_topk``.
-    """
-
-    name: str
+    name: str  # what the log calls it
     package: str
-    enable: str
-    default: Mode
-    supported: tuple[str, ...]
-    group: str
+    enable: str  # environment variable that switches the integration
+    default: Mode  # where that variable is not set
+    supported: tuple[str, ...]  # versions, by two numbers, whose sources the integration was written from
+    group: str  # of the entry point ``gvr_topk``
 
     def root(self) -> Path | None:
         """Return the folder of the installed package; None if there is none."""

@@ -31,19 +31,11 @@ def empty_limits(logits: Tensor) -> Tensor:
 
 
 class Replacement(ABC, Generic[Call]):
-    """Serves calls of one function in one process of an engine.
+    """Serves calls of one function in one process of an engine."""
 
-    Attributes
-    ----------
-    reason : str
-        Reason counted for calls that our op computes, and the beginning of the reasons of all other calls.
-    kind, own : str
-        What the log calls these calls, and the engine's own function, as in `Switch`.
-    """
-
-    reason: ClassVar[str]
-    kind: ClassVar[str]
-    own: ClassVar[str] = ""
+    reason: ClassVar[str]  # counted for calls that our op computes; the reasons of all others begin with it
+    kind: ClassVar[str]  # what the log calls these calls, as in `Switch`
+    own: ClassVar[str] = ""  # and the engine's own function
 
     def __init__(self, engine: str, count: Callable[[str, str], None], say: Say) -> None:
         self.verifier = Verifier.if_asked_for(engine, say)

@@ -21,35 +21,19 @@ Status = Literal["ok", "missing", "mismatch", "later"]
 
 @dataclass(frozen=True)
 class PatchPoint:
-    """One assumption about the sources.
+    """One assumption about the sources."""
 
-    Attributes
-    ----------
-    name : str
-        ``Class``, ``Class.method`` or ``function`` inside `module`, or the name of an op.
-    kind : str
-        ``class``: exists; ``method``, ``function``: parameters; ``op``: schema; ``instance``: attributes
-        that only exist on objects, checked at the first step.
-    module : str
-        Module that exposes it.
-    expected : tuple of str
-        Names that must be there: leading parameters, arguments or attributes. ``a|b`` means either.
-    action : str
-        What the integration does with it.
-    submodule : str
-        Module inside `module` that holds the source, if `module` is a package that re-exports it.
-    more : {"optional", "any", "anywhere"}
-        What else a method may take: parameters with a default, any parameters, or the expected ones at any
-        position.
-    """
-
-    name: str
+    name: str  # ``Class``, ``Class.method`` or ``function`` inside `module`, or the name of an op
     kind: Kind
-    module: str
+    """``class``: exists; ``method``, ``function``: parameters; ``op``: schema; ``instance``: attributes that
+    only exist on objects, checked at the first step."""
+    module: str  # exposes it
     expected: tuple[str, ...]
-    action: str
-    submodule: str = ""
+    """Names that must be there: leading parameters, arguments or attributes. ``a|b`` means either."""
+    action: str  # what the integration does with it
+    submodule: str = ""  # inside `module`, holds the source, if `module` is a package that re-exports it
     more: Literal["optional", "any", "anywhere"] = "optional"
+    """What else a method may take: parameters with a default, any, or the expected ones at any position."""
 
 
 @dataclass(frozen=True)

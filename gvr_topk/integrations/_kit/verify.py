@@ -25,28 +25,18 @@ class Differs(Exception):
 
 
 class Selected(NamedTuple):
-    """A selection that our op has made.
+    """A selection that our op has made."""
 
-    Attributes
-    ----------
-    scores : Tensor, ``[rows, width]``
-    items : Tensor, ``[rows, k]``, int32
-        The result in the engine's memory: positions in each row's window, or what the engine has for them.
-    starts : Tensor, ``[rows]``, optional
-        First column of each row's window; default 0.
-    positions : callable, optional
-        Takes the numbers of some rows and items of these rows, and returns the positions of these items:
-        `PADDING` for an item that is none, `NOWHERE` for one that no position has. Default: items are
-        positions.
-    judged : Tensor, ``[rows]``, bool, optional
-        Rows that the engine promises something about; default all.
-    """
-
-    scores: Tensor
+    scores: Tensor  # ``[rows, width]``
     items: Tensor
-    starts: Tensor | None = None
+    """``[rows, k]``, int32: the result in the engine's memory, which is positions in each row's window, or
+    what the engine has for them."""
+    starts: Tensor | None = None  # ``[rows]``: first column of each row's window; default 0
     positions: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Takes the numbers of some rows and their items, and returns the positions of these: `PADDING` for an
+    item that is none, `NOWHERE` for one that no position has. Default: items are positions."""
     judged: Tensor | None = None
+    """``[rows]``, bool: rows that the engine promises something about; default all."""
 
 
 class Verifier:

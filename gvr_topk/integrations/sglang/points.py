@@ -15,27 +15,14 @@ ENGINE = Engine("SGLang", "sglang", ENABLE_SGLANG, Mode.OFF, ("0.5",), "sglang.s
 
 @dataclass(frozen=True)
 class HookPoint:
-    """A function that is hooked if SGLang has it with the parameters known here.
+    """A function that is hooked if SGLang has it with the parameters known here."""
 
-    Attributes
-    ----------
-    name : str
-        What the log and the table of hooks call it.
-    targets : tuple of str
-        Dotted paths, those of newer versions first; each version has one of them or none.
-    parameters : tuple of str
-        The function's parameters, in order.
-    more : tuple of str
-        Parameters that some versions have after `parameters`.
-    open_ended : bool
-        Whether any parameters may follow, because the hook only looks at the known ones and passes all on.
-    """
-
-    name: str
-    targets: tuple[str, ...]
-    parameters: tuple[str, ...]
-    more: tuple[str, ...] = ()
+    name: str  # what the log and the table of hooks call it
+    targets: tuple[str, ...]  # dotted paths, those of newer versions first; each version has one or none
+    parameters: tuple[str, ...]  # the function's parameters, in order
+    more: tuple[str, ...] = ()  # that some versions have after `parameters`
     open_ended: bool = False
+    """Whether any parameters may follow, because the hook only looks at the known ones and passes all on."""
 
     def find(self) -> str:
         """Return the path of the function in the installed SGLang.

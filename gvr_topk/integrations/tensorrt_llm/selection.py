@@ -20,31 +20,15 @@ PLAIN = "cuda_radix"
 
 
 class Selection(NamedTuple):
-    """One top-k of decode rows.
+    """One top-k of decode rows."""
 
-    Attributes
-    ----------
-    logits : Tensor, ``[rows, width]``
-    seq_lens : Tensor, ``[rows / next_n]``, int32
-        Keys of each request, its draft tokens included, before compression.
-    indices : Tensor, ``[rows, >= k]``, int32
-        Where the result is written.
-    next_n : int
-        Rows per request.
-    k : int
-    compress_ratio : int
-        Keys per score.
-    native : str
-        What TensorRT-LLM would run instead of its plain radix top-k; empty if it would run the plain one.
-    """
-
-    logits: Tensor
-    seq_lens: Tensor
-    indices: Tensor
-    next_n: int
+    logits: Tensor  # ``[rows, width]``
+    seq_lens: Tensor  # ``[rows / next_n]``, int32: keys of each request, drafts included, before compression
+    indices: Tensor  # ``[rows, >= k]``, int32: where the result is written
+    next_n: int  # rows per request
     k: int
-    compress_ratio: int = 1
-    native: str = ""
+    compress_ratio: int = 1  # keys per score
+    native: str = ""  # what TensorRT-LLM would run instead of its plain radix top-k; empty for the plain one
 
 
 Select = Callable[[Selection, Callable[[], Any]], bool]

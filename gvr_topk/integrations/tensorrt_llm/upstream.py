@@ -25,25 +25,13 @@ SUPPORTED = "1.2 to 1.4.0rc1"
 
 @dataclass(frozen=True)
 class UpstreamShape:
-    """One shape of TensorRT-LLM's sources.
+    """One shape of TensorRT-LLM's sources."""
 
-    Attributes
-    ----------
-    versions : str
-        Releases that have this shape, for messages.
-    dsa : str
-        Module or package of the DSA backend.
-    indexer : tuple of str
-        Parameters of ``Indexer.sparse_attn_indexer``.
-    has_top_k : bool
-        Whether every sparse backend selects through the class ``TopK``. Then the class is hooked and not the
-        op.
-    """
-
-    versions: str
-    dsa: str
-    indexer: tuple[str, ...]
+    versions: str  # releases that have this shape, for messages
+    dsa: str  # module or package of the DSA backend
+    indexer: tuple[str, ...]  # parameters of ``Indexer.sparse_attn_indexer``
     has_top_k: bool = False
+    """Whether every sparse backend selects through the class ``TopK``. Then that is hooked and not the op."""
 
     @property
     def points(self) -> tuple[PatchPoint, ...]:

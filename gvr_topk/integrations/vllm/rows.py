@@ -32,23 +32,14 @@ _EVENTS = ("admitted", "evicted", "refused")
 
 @dataclass(frozen=True)
 class Rows:
-    """Which request each decode row of one batch belongs to.
-
-    Attributes
-    ----------
-    requests : RequestStates
-    slots : Tensor, ``[rows]``, int32
-        Slot of each row, -1 for none; always the same memory, so that a captured graph may keep it.
-    next_n : int
-        Rows of each request that lie together.
-    lengths : Tensor
-        ``seq_lens`` of the decode metadata; a call with other lengths is not about these rows.
-    """
+    """Which request each decode row of one batch belongs to."""
 
     requests: RequestStates
     slots: Tensor
-    next_n: int
-    lengths: Tensor
+    """``[rows]``, int32: slot of each row, -1 for none; always the same memory, so that a captured graph may
+    keep it."""
+    next_n: int  # rows of each request that lie together
+    lengths: Tensor  # ``seq_lens`` of the decode metadata; a call with others is not about these rows
 
     def fit(self, rows: int, seq_lens: Tensor, next_n: int) -> bool:
         """Whether a call is about these rows."""

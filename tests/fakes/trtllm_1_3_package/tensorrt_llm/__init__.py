@@ -1,9 +1,9 @@
 """Stand-in for TensorRT-LLM 1.3 to about rc24: DSA is a package, the config knows enable_heuristic_topk."""
 
-from fake_base import CUTE_DSL_SCHEMA, DECODE_SCHEMA, PREFILL_SCHEMA, define_ops
+from fake_base import OPS, define_ops
 
 from .version import __version__
 
-define_ops(DECODE_SCHEMA, PREFILL_SCHEMA, CUTE_DSL_SCHEMA)
+define_ops(*OPS)
 
 __all__ = ["__version__"]

@@ -1,10 +1,10 @@
 """Stand-in for TensorRT-LLM 1.3 from about rc27: DSA has moved, and every top-k goes through TopK."""
 
-from fake_base import CUTE_DSL_SCHEMA, DECODE_SCHEMA, PREFILL_SCHEMA, define_ops
+from fake_base import OPS, define_ops
 
 from .version import __version__
 
-define_ops(DECODE_SCHEMA, PREFILL_SCHEMA, CUTE_DSL_SCHEMA)
+define_ops(*OPS)
 
 
 def __getattr__(name):
