@@ -184,14 +184,16 @@ def _has_invariance(trial: Data) -> bool:
 def _engines_compared(trials: Iterable[Data]) -> list[tuple[str, Data, dict[str, int]]]:
     """The GPU, and the rows by kind, of engines that compared theirs.
 
-    Every rank of an engine compares the same rows: they count once. What differs on any counts.
+    Rows that every rank of an engine compares count once. What differs on any counts.
     """
-    names = ("rows", "prefill_rows", "prefill_rows_seen", "numpy_rows")
+    prefill = ("prefill_rows", "prefill_rows_seen")
     found = []
     for trial in trials:
         for engine in trial["engines"]:
             if count := engine.get("compared"):
-                once = {name: count[name] // (engine.get("tensor_parallel") or 1) for name in names}
+                ranks = engine.get("tensor_parallel") or 1
+                once = {name: count[name] // ranks for name in ("rows", *prefill, "numpy_rows")}
+                once |= {name: count[name] for name in prefill if engine.get("row_shards")}
                 once["differ"] = count["rows_that_differ"] + count["prefill_rows_that_differ"]
                 found.append((_gpu(trial), engine, once))
     return found
@@ -364,9 +366,12 @@ def _engine(engine: Data) -> str:
         words.append(f"slices of {engine['logits_mb']} MiB")
     if engine.get("tensor_parallel", 1) > 1:
         words.append(f"{engine['tensor_parallel']} GPUs")
+        words += ["each with its share of the prompts' rows"] if engine.get("row_shards") else []
     for length in sorted({case["length"] for case in engine.get("cases", ())}):
         batches = [str(case["batch"]) for case in engine["cases"] if case["length"] == length]
         words.append(f"{listed(batches)} x {length:,}")
+    if cached := sum(case.get("cached", 0) for case in engine.get("cases", ())):
+        words.append(f"{cached:,} tokens cached")
     if churn := engine.get("churn"):
         times = "" if engine["preemptions"] is None else f", {engine['preemptions']} preemptions"
         words.append(f"{churn['requests']} requests in {churn['slots']} slots{times}")

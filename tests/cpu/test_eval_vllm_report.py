@@ -64,6 +64,11 @@ def test_compared_engines(tmp_path: Path) -> None:
     counts = {"decode": 13500, "prefill": 105, "seen": 150, "differ": 6}
     assert total_compared(files) == counts | {"source": "NVIDIA H200, commit abc1234"}
     assert files.quoted == {"vllm_trial_a.json": {"abc1234"}}
+    # Ranks that share the rows of prompts compare other ones.
+    shared = first | {"row_shards": True, "cases": [case | {"cached": 3000} for case in cases]}
+    said = _write(folder, vllm_trial_a=_trial(shared))
+    told = "2 GPUs, each with its share of the prompts' rows, 1, 8 and 32 x 8,192, 9,000 tokens cached"
+    assert f"| FULL graphs, MTP 1, {told} | 4,500 | 70 of 100 | 3 |" in said
 
 
 def test_rows_of_all_gpus_stand_in_one_table_and_those_of_one_are_summed(tmp_path: Path) -> None:
