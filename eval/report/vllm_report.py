@@ -60,7 +60,7 @@ def vllm_figures(folder: Path) -> str:
             "source": source_of(*repeats),
             "repeats": [_repeats(trial, engine) for trial in repeats for engine in trial["engines"]],
         },
-        slices=slices_tables(_sound(files.quote(files.of_one_gpu(SLICES)))),
+        slices=slices_tables(slices_figures(files)),
         sampler=sampler_tables(_sound(files.quote(files.of_one_gpu(SAMPLERS)))),
         older=older_kernels(files.quoted),
     )
@@ -111,33 +111,35 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
     }
 
 
-def slices_tables(trials: Files) -> dict[str, Any] | None:
-    """Times of scores and top-k of prompts, and the memory that a step takes, by heads and budget."""
-    if not trials:
-        return None
-    times: defaultdict[tuple[int, ...], dict[str, str]] = defaultdict(dict)
-    peaks: defaultdict[tuple[int, ...], dict[str, str]] = defaultdict(dict)
+def slices_figures(files: Results) -> dict[str, Any] | None:
+    """Milliseconds of scores and top-k of prompts, and MiB that a step takes, by heads, budget and keys."""
+    trials = _sound(files.quote(files.of_one_gpu(SLICES)))
+    times: defaultdict[tuple[int, ...], dict[str, float]] = defaultdict(dict)
+    peaks: defaultdict[tuple[int, ...], dict[str, float]] = defaultdict(dict)
     for trial in trials.values():
         for engine in trial["engines"]:
             heads, budget = LATENT[engine["shapes"]].index_heads, engine["logits_mb"]
             for case in engine["cases"]:
-                peaks[heads, budget, case["length"]][engine["mode"]] = f"{case['peak_bytes'] / 2**20:,.0f}"
+                peaks[heads, budget, case["length"]][engine["mode"]] = case["peak_bytes"] / 2**20
                 for part in case["prefill"]["chunks"]:
                     if part["width"] in KEYS:
                         ms = part["us"] / 1000 / part["rows"] * SLICES_ROWS
-                        times[heads, budget, part["width"]][engine["mode"]] = shown(ms, 1)
+                        times[heads, budget, part["width"]][engine["mode"]] = ms
+    if not trials:
+        return None
+    return {"source": source_of(*trials.values()), "rows": SLICES_ROWS, "times": times, "peaks": peaks}
 
-    def table(figures: Mapping[tuple[int, ...], Mapping[str, str]]) -> list[list[str]]:
-        return [
-            [*(f"{number:,}" for number in key), *(by_mode.get(mode, "-") for mode in MODES)]
-            for key, by_mode in sorted(figures.items())
+
+def slices_tables(figures: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The same, as two tables."""
+    if figures is None:
+        return None
+    return figures | {
+        name: [
+            [*(f"{number:,}" for number in key), *(shown(by_mode.get(mode), digits) for mode in MODES)]
+            for key, by_mode in sorted(figures[name].items())
         ]
-
-    return {
-        "source": source_of(*trials.values()),
-        "rows": SLICES_ROWS,
-        "times": table(times),
-        "peaks": table(peaks),
+        for name, digits in (("times", 1), ("peaks", 0))
     }
 
 
