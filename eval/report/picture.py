@@ -91,33 +91,28 @@ def _draw(
 ) -> None:
     """Draw panels, of which each row has a y axis of its own, logarithmic where its figures lie far apart."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     figure = Figure(figsize=(4.8 * len(columns), 0.8 + 3.6 * len(rows)), layout="constrained")
     panels = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey="row")
-    lengths: set[int] = set()
+    panels[0, 0].set_xscale("log", base=2)
+    panels[0, 0].xaxis.set_major_formatter(
+        lambda length, _: f"{length / 2**10:.0f}K" if length < 1 << 20 else f"{length / 2**20:.0f}M"
+    )
     handles = {}
     for (ylabel, lines), (first, *others) in zip(rows.items(), panels, strict=True):
-        drawn: set[float] = set()
         for axes, its in zip((first, *others), lines, strict=True):
             for label, points, style in its:
                 (handles[label],) = axes.plot(*zip(*points, strict=True), label=label, **style)
-                lengths.update(length for length, _ in points)
-                drawn.update(value for _, value in points)
             axes.grid(alpha=0.3)
         first.set_ylabel(ylabel)
-        if max(drawn) > 10 * min(drawn):
+        figures = [figure for its in lines for _, points, _ in its for _, figure in points]
+        if max(figures) > 10 * min(figures):
             first.set_yscale("log")
-            ticks = [tick * 10**power for power in range(4) for tick in (1, 2, 5)]
-            ticks = [tick for tick in ticks if min(drawn) <= tick <= max(drawn)]
-            first.set_yticks(ticks, [str(tick) for tick in ticks])
+            first.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            first.yaxis.set_major_formatter("{x:,.0f}")
         else:
-            first.set_ylim(0, 1.1 * max(drawn))
-    powers = range(min(lengths).bit_length() - 1, max(lengths).bit_length())
-    ticks = [1 << power for power in powers][:: -(-len(powers) // 5)]
-    panels[0, 0].set_xscale("log", base=2)
-    panels[0, 0].set_xticks(
-        ticks, [f"{tick >> 10}K" if tick >> 20 == 0 else f"{tick >> 20}M" for tick in ticks]
-    )
+            first.set_ylim(0, 1.1 * max(figures))
     for axes in panels.flat:
         axes.minorticks_off()
     for axes, name in zip(panels[0], columns, strict=True):
