@@ -43,6 +43,6 @@ VERBS = {
     "vllm-trial": Verb(
         "engines.vllm_trial", "run a small model inside vLLM: stock, ours, and ours beside a sort", HOPPER
     ),
-    "readme": Verb("report.readme", "write the figures of README and of two pages of docs, and the picture"),
+    "readme": Verb("report.readme", "write the figures of README and of two pages of docs, and the pictures"),
     "inspect": Verb("report.inspect_build", "read registers, spills and code size from the built library"),
 }

@@ -100,6 +100,7 @@ class Specification:
     shapes: str = V32  # whose shapes the model has
     logits_mb: int = 512  # the budget of vLLM's scores of prompts, in MiB
     slices: bool = False  # long prompts are scored in slices, unless the mode is stock
+    row_shards: bool = False  # each GPU scores its share of the rows of prompts, however few they are
     sampled: bool = False  # repeated prompts are answered with a seed, by our sampler where the mode is ours
 
     @property
@@ -112,6 +113,7 @@ class Specification:
         part = "" if self.part == CASES else f"_{self.part}"
         part += f"_chunk{self.chunk}" if self.part == INVARIANCE else ""
         ranks = f"_tp{self.tensor_parallel}" if self.in_workers else ""
+        ranks += "_row_shards" if self.row_shards else ""
         products = "" if self.split_k else "_no_split_k"
         shapes = "" if self.shapes == V32 else f"_{self.shapes}"
         shapes += "_sampled" if self.sampled else ""
@@ -160,6 +162,8 @@ def engine_arguments(spec: Specification) -> dict[str, Any]:
             "worker_extension_cls": EXTENSION,
         }
         os.environ[PREFILL_ROWS] = str(spec.prefill_rows)  # the workers inherit it
+    if spec.row_shards:
+        arguments["attention_config"]["indexer_tp_shard_min_rows"] = 1
     if spec.graphs == FULL:
         sizes = [batch * (1 + spec.drafts) for batch in spec.sequences]
         arguments["compilation_config"] = {
@@ -267,6 +271,7 @@ def run_requests(
     for name, number in names.items():
         engine.add_request(name, {"prompt_token_ids": requests[number]}, make_parameters(number))
     have: dict[str, int] = {}
+    cached: dict[str, int] = {}
     answers: list[list[int]] = [[] for _ in requests]
     decode: list[float] = []
     steps = 0
@@ -279,6 +284,7 @@ def run_requests(
         for output in engine.step():
             tokens = output.outputs[0].token_ids
             have[output.request_id] = len(tokens)
+            cached[output.request_id] = output.num_cached_tokens
             answers[names[output.request_id]] = list(tokens)
         steps += 1
         if decoding:
@@ -287,6 +293,7 @@ def run_requests(
             profiled.after_step()
     return {
         "tokens": sum(have.values()),
+        "cached": sum(cached.values()),
         "steps": steps,
         "decode_steps": len(decode),
         "decode_ms_median": round(statistics.median(decode), 3) if decode else None,

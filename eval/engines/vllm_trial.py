@@ -66,7 +66,8 @@ V4_MODULES = {"tilelang": "tilelang", "cutlass": "nvidia-cutlass-dsl", "quack": 
 """Modules that vLLM's DeepSeek-V4 cannot do without on this kind of GPU, and the packages that have them."""
 
 _SIZES = ("batches", "lengths", "steps", "max_model_len")
-SHARED = (*_SIZES, "memory", "prefill_rows", "tensor_parallel", "split_k", "sampled", "logits_mb", "slices")
+_SWITCHES = ("split_k", "sampled", "slices", "row_shards")
+SHARED = (*_SIZES, "memory", "prefill_rows", "tensor_parallel", "logits_mb", *_SWITCHES)
 """Options that every engine gets as they are."""
 
 WARM_UP = "sampler with penalties or other processors of logits"
@@ -276,6 +277,7 @@ def main(
     prefill_rows: Annotated[int, typer.Option(help="Most compared rows of a call; 0 for all.")] = 1024,
     churn: Annotated[bool, typer.Option(help="More requests than slots after the cases.")] = True,
     tensor_parallel: Annotated[int, typer.Option(help="GPUs; mode compare alone, in every worker.")] = 1,
+    row_shards: Annotated[bool, typer.Option("--row-shards", help="These share rows of prompts.")] = False,
     split_k: Annotated[bool, typer.Option(help="Leave cuBLAS room to split sums, by the batch.")] = True,
     logits_mb: Annotated[int, typer.Option(help="MiB of scores of prompts that vLLM may have.")] = 512,
     slices: Annotated[bool, typer.Option("--slices", help="Score long prompts in slices.")] = False,

@@ -1,16 +1,14 @@
-"""The picture of the kernel benchmark: microseconds over row length, one line for each implementation."""
+"""The pictures of the pages: a line for each implementation over the length of a row."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval.bench.bench_report import FLOOR, OURS, Index
 from eval.bench.peers import versions
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from eval.report.vllm_report import MODES
 
 STYLES = {
     "hinted": ("gvr_topk", "#d62728", "o"),
@@ -22,12 +20,18 @@ STYLES = {
 """Name in the legend, colour and marker of each line; projects stand in braces, and get the version that the
 data say."""
 
+SLICES_STYLES = {"stock": STYLES["vllm"][1:], "ours": STYLES["hinted"][1:]}
+"""Colour and marker of vLLM's prompts and of ours in slices."""
+
 KEY = "Source SHA-256"
-"""Keyword of the text in the PNG that names the file that it was drawn from."""
+"""Keyword of the text in the PNG that names what it was drawn from."""
+
+Line = tuple[str, Sequence[tuple[int, float]], dict[str, Any]]
+"""Label, points and style."""
 
 
 def digest_in(image: Path) -> str | None:
-    """Digest of the file that a PNG was drawn from; None where it has none, or there is no PNG."""
+    """Digest of what a PNG was drawn from; None where it has none, or there is no PNG."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -42,22 +46,84 @@ def draw(data: Mapping[str, Any], out: Path, batches: tuple[int, ...] = (1, 64),
 
     The suffix of `out` chooses the format. A PNG names the digest of the benchmark's file, if it is given.
     """
-    from matplotlib.figure import Figure
-
     index = Index(data)
     names = versions(run["baselines"] for run in data["runs"])
-    figure = Figure(figsize=(4.8 * len(batches), 4.4), layout="constrained")
-    panels = figure.subplots(1, len(batches), squeeze=False, sharey=True)[0]
-    for batch, axes in zip(batches, panels, strict=True):
-        _panel(axes, _lines(index, batch), names)
-        axes.set_title(f"{batch} row{'s' if batch > 1 else ''} per launch", fontsize="medium")
-        axes.set_xlabel("scores in a row")
-    panels[0].set_ylabel("time (µs)")
-    handles = {line.get_label(): line for axes in panels for line in axes.get_lines()}
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=1 + len(batches), frameon=False
+    panels = [_lines(index, batch, names) for batch in batches]
+    columns = [f"{batch} row{'s' if batch > 1 else ''} per launch" for batch in batches]
+    _draw({"time (µs)": panels}, columns, "scores in a row", _title(data, batches), out, digest)
+
+
+def draw_slices(figures: Mapping[str, Any], out: Path, *, digest: str = "") -> None:
+    """Draw what scores and top-k of prompts take, and what memory a step takes, a column for each heads."""
+    heads = sorted({key[0] for key in figures["times"]})
+    rows = {
+        f"{figures['rows']:,} rows of a layer (ms)": [
+            _slices_lines(figures["times"], each) for each in heads
+        ],
+        "memory of a step (MiB)": [_slices_lines(figures["peaks"], each) for each in heads],
+    }
+    title = f"scores and top-k of a prompt: {figures['source']}"
+    _draw(rows, [f"{each} heads" for each in heads], "keys", title, out, digest)
+
+
+def _slices_lines(figures: Mapping[tuple[int, ...], Mapping[str, float]], heads: int) -> list[Line]:
+    lines: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for (of, budget, keys), by_mode in sorted(figures.items()):
+        for mode, figure in by_mode.items() if of == heads else ():
+            lines.setdefault((mode, budget), []).append((keys, figure))
+    largest = max(budget for _, budget in lines)
+    styled: list[Line] = []
+    for (mode, budget), points in sorted(lines.items(), reverse=True):
+        color, marker = SLICES_STYLES[mode]
+        line, filled = ("-", "full") if budget == largest else ("--", "none")
+        style = {"color": color, "marker": marker, "linestyle": line, "fillstyle": filled}
+        styled.append((f"{MODES[mode]}, {budget} MiB", points, style))
+    return styled
+
+
+def _draw(
+    rows: Mapping[str, Sequence[Sequence[Line]]],
+    columns: Sequence[str],
+    xlabel: str,
+    title: str,
+    out: Path,
+    digest: str,
+) -> None:
+    """Draw panels, of which each row has a y axis of its own, logarithmic where its figures lie far apart."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+
+    figure = Figure(figsize=(4.8 * len(columns), 0.8 + 3.6 * len(rows)), layout="constrained")
+    panels = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey="row")
+    panels[0, 0].set_xscale("log", base=2)
+    panels[0, 0].xaxis.set_major_formatter(
+        lambda length, _: f"{length / 2**10:.0f}K" if length < 1 << 20 else f"{length / 2**20:.0f}M"
     )
-    figure.suptitle(_title(data, batches), fontsize="medium")
+    handles = {}
+    for (ylabel, lines), (first, *others) in zip(rows.items(), panels, strict=True):
+        for axes, its in zip((first, *others), lines, strict=True):
+            for label, points, style in its:
+                (handles[label],) = axes.plot(*zip(*points, strict=True), label=label, **style)
+            axes.grid(alpha=0.3)
+        first.set_ylabel(ylabel)
+        figures = [figure for its in lines for _, points, _ in its for _, figure in points]
+        if max(figures) > 10 * min(figures):
+            first.set_yscale("log")
+            first.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            first.yaxis.set_major_formatter("{x:,.0f}")
+        else:
+            first.set_ylim(0, 1.1 * max(figures))
+    for axes in panels.flat:
+        axes.minorticks_off()
+    for axes, name in zip(panels[0], columns, strict=True):
+        axes.set_title(name, fontsize="medium")
+    for axes in panels[-1]:
+        axes.set_xlabel(xlabel)
+    columns_of_legend = -(-len(handles) // 2)
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=columns_of_legend, frameon=False
+    )
+    figure.suptitle(title, fontsize="medium")
     figure.savefig(out, dpi=150, metadata={KEY: digest} if digest and out.suffix == ".png" else None)
 
 
@@ -78,30 +144,18 @@ def _title(data: Mapping[str, Any], batches: Sequence[int]) -> str:
     return f"top-k of {dtypes} rows, k = {ks}: {device}, torch {torch}, commit {commits}"
 
 
-def _lines(index: Index, batch: int) -> dict[str, list[tuple[int, float]]]:
+def _lines(index: Index, batch: int, names: Mapping[str, str]) -> list[Line]:
     cells = index.cells(lambda cell: cell["group"] == "main" and cell["batch"] == batch)
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for cell in sorted(cells, key=lambda cell: cell["n"]):
-        for name in STYLES:
-            time = index.figure(cell["key"], name)
-            if time is not None:
-                lines.setdefault(name, []).append((cell["n"], time))
-    return lines
-
-
-def _panel(axes: Axes, lines: dict[str, list[tuple[int, float]]], names: Mapping[str, str]) -> None:
-    for name, points in lines.items():
-        label, color, marker = STYLES[name]
+    cells = sorted(cells, key=lambda cell: cell["n"])
+    lines: list[Line] = []
+    for name, (label, color, marker) in STYLES.items():
+        times = [(cell["n"], index.figure(cell["key"], name)) for cell in cells]
+        points = [(n, time) for n, time in times if time is not None]
         style: dict[str, Any] = {"marker": marker, "markersize": 5, "linewidth": 1.2, "zorder": 3}
         if name in OURS:
             style |= {"markersize": 4, "linewidth": 2.4, "zorder": 2}
         if name == FLOOR:
             style = {"linestyle": ":", "linewidth": 1.6}
-        axes.plot(*zip(*points, strict=True), color=color, label=label.format(**names), **style)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks([1 << power for power in range(12, 21, 2)], ["4K", "16K", "64K", "256K", "1M"])
-    ticks = [2, 5, 10, 20, 50, 100, 200, 500, 1000]
-    axes.set_yticks(ticks, [str(tick) for tick in ticks])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
+        if points:
+            lines.append((label.format(**names), points, style | {"color": color}))
+    return lines

@@ -164,6 +164,6 @@ def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) 
     return " ".join(said)
 
 
-def digest_of(file: Path) -> str:
-    """SHA-256 of a file."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def digest_of(data: bytes) -> str:
+    """SHA-256 of what a picture is drawn from."""
+    return hashlib.sha256(data).hexdigest()

@@ -3,8 +3,8 @@
 The words are those of ``eval/report/templates``, the figures those of one GPU's folder, `GPU`, and each
 caption names the GPU and the commit as the file has them. A file that this folder lacks is taken from another
 GPU's folder, or what it shows is left out; the benchmark's file must be there. A figure of one run is never
-compared with one of another (`Index`). The picture of the benchmark is drawn too, where it is not that of the
-file. With ``--check``, look whether all is there and write nothing. A file of another format is refused, and
+compared with one of another (`Index`). The pictures are drawn too, where they are not those of the
+files. With ``--check``, look whether all is there and write nothing. A file of another format is refused, and
 so is one that says that something went wrong, or that names a commit which this history does not have.
 
     python -m eval readme
@@ -17,7 +17,7 @@ import importlib.util
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -39,7 +39,7 @@ from eval.bench.our_kernels import HINTED, NO_HINT, PAPER, PDL, PREFILL, PREFILL
 from eval.bench.peers import peer_names
 from eval.common.paths import ROOT
 from eval.report.pages import listed, render, shown, table, word
-from eval.report.picture import digest_in, draw
+from eval.report.picture import digest_in, draw, draw_slices
 from eval.report.provenance import (
     RefusedError,
     Results,
@@ -50,15 +50,22 @@ from eval.report.provenance import (
     source_of,
     unknown_commits,
 )
-from eval.report.vllm_report import in_engine, mixed_call, total_compared, vllm_figures
+from eval.report.vllm_report import (
+    SLICES,
+    in_engine,
+    mixed_call,
+    slices_figures,
+    total_compared,
+    vllm_figures,
+)
 
 GPU = "h100"
 """Folder of the results that the pages show."""
 RESULTS = ROOT / "eval" / "results" / GPU
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 BENCH = "bench.json"
-PICTURE = ROOT / "docs" / "bench.png"
-"""Picture of the benchmark, for README and the site."""
+PICTURES = ROOT / "docs"
+"""Folder of the pictures of README and of the site."""
 README_SHAPES = ((8192, 1), (131072, 1), (1048576, 1), (8192, 64), (131072, 64))
 """Length and batch of the rows that the README shows."""
 README_PEERS = ("vllm", "flashinfer_deterministic", "torch")
@@ -575,17 +582,23 @@ def fuzzed(files: Results) -> dict[str, Any] | None:
     }
 
 
-def picture(check: bool) -> str:
-    """Draw the picture anew where it is not that of its file; what is wrong with it, or nothing."""
-    digest = digest_of(RESULTS / BENCH)
-    if digest_in(PICTURE) == digest:
-        return ""
-    if check:
-        return f"{PICTURE.name}: it was not drawn from {BENCH} as it is; run python -m eval readme"
-    if importlib.util.find_spec("matplotlib") is None:
-        return f"{PICTURE.name}: wanted the package matplotlib to draw it, got none: pip install -e '.[eval]'"
-    draw(load_bench(), PICTURE, digest=digest)
-    print(f"drawn: {PICTURE}")
+def pictures(check: bool) -> str:
+    """Draw each picture anew where it is not that of its files; what is wrong with one, or nothing."""
+    slices = slices_figures(Results(RESULTS))
+    bench = (RESULTS / BENCH).read_bytes()
+    drawings: dict[str, tuple[str, bytes, Callable[..., None], Any]]
+    drawings = {"bench.png": (BENCH, bench, draw, load_bench())}
+    if slices is not None:
+        drawings["slices.png"] = (SLICES, repr(slices).encode(), draw_slices, slices)
+    for name, (source, data, drawing, figures) in drawings.items():
+        if digest_in(PICTURES / name) == digest_of(data):
+            continue
+        if check:
+            return f"{name}: it was not drawn from {source} as it is; run python -m eval readme"
+        if importlib.util.find_spec("matplotlib") is None:
+            return f"{name}: wanted the package matplotlib to draw it, got none: pip install -e '.[eval]'"
+        drawing(figures, PICTURES / name, digest=digest_of(data))
+        print(f"drawn: {PICTURES / name}")
     return ""
 
 
@@ -615,7 +628,7 @@ def main(
         elif text != expected:
             failed = True
             print(f"{page.name}: its figures are not those of eval/results; run python -m eval readme")
-    if problem := picture(check):
+    if problem := pictures(check):
         failed = True
         print(problem, file=sys.stderr)
     return int(failed)

@@ -60,7 +60,7 @@ def vllm_figures(folder: Path) -> str:
             "source": source_of(*repeats),
             "repeats": [_repeats(trial, engine) for trial in repeats for engine in trial["engines"]],
         },
-        slices=slices_tables(_sound(files.quote(files.of_one_gpu(SLICES)))),
+        slices=slices_tables(slices_figures(files)),
         sampler=sampler_tables(_sound(files.quote(files.of_one_gpu(SAMPLERS)))),
         older=older_kernels(files.quoted),
     )
@@ -111,33 +111,35 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
     }
 
 
-def slices_tables(trials: Files) -> dict[str, Any] | None:
-    """Times of scores and top-k of prompts, and the memory that a step takes, by heads and budget."""
-    if not trials:
-        return None
-    times: defaultdict[tuple[int, ...], dict[str, str]] = defaultdict(dict)
-    peaks: defaultdict[tuple[int, ...], dict[str, str]] = defaultdict(dict)
+def slices_figures(files: Results) -> dict[str, Any] | None:
+    """Milliseconds of scores and top-k of prompts, and MiB that a step takes, by heads, budget and keys."""
+    trials = _sound(files.quote(files.of_one_gpu(SLICES)))
+    times: defaultdict[tuple[int, ...], dict[str, float]] = defaultdict(dict)
+    peaks: defaultdict[tuple[int, ...], dict[str, float]] = defaultdict(dict)
     for trial in trials.values():
         for engine in trial["engines"]:
             heads, budget = LATENT[engine["shapes"]].index_heads, engine["logits_mb"]
             for case in engine["cases"]:
-                peaks[heads, budget, case["length"]][engine["mode"]] = f"{case['peak_bytes'] / 2**20:,.0f}"
+                peaks[heads, budget, case["length"]][engine["mode"]] = case["peak_bytes"] / 2**20
                 for part in case["prefill"]["chunks"]:
                     if part["width"] in KEYS:
                         ms = part["us"] / 1000 / part["rows"] * SLICES_ROWS
-                        times[heads, budget, part["width"]][engine["mode"]] = shown(ms, 1)
+                        times[heads, budget, part["width"]][engine["mode"]] = ms
+    if not trials:
+        return None
+    return {"source": source_of(*trials.values()), "rows": SLICES_ROWS, "times": times, "peaks": peaks}
 
-    def table(figures: Mapping[tuple[int, ...], Mapping[str, str]]) -> list[list[str]]:
-        return [
-            [*(f"{number:,}" for number in key), *(by_mode.get(mode, "-") for mode in MODES)]
-            for key, by_mode in sorted(figures.items())
+
+def slices_tables(figures: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The same, as two tables."""
+    if figures is None:
+        return None
+    return figures | {
+        name: [
+            [*(f"{number:,}" for number in key), *(shown(by_mode.get(mode), digits) for mode in MODES)]
+            for key, by_mode in sorted(figures[name].items())
         ]
-
-    return {
-        "source": source_of(*trials.values()),
-        "rows": SLICES_ROWS,
-        "times": table(times),
-        "peaks": table(peaks),
+        for name, digits in (("times", 1), ("peaks", 0))
     }
 
 
@@ -184,14 +186,16 @@ def _has_invariance(trial: Data) -> bool:
 def _engines_compared(trials: Iterable[Data]) -> list[tuple[str, Data, dict[str, int]]]:
     """The GPU, and the rows by kind, of engines that compared theirs.
 
-    Every rank of an engine compares the same rows: they count once. What differs on any counts.
+    Rows that every rank of an engine compares count once. What differs on any counts.
     """
-    names = ("rows", "prefill_rows", "prefill_rows_seen", "numpy_rows")
+    prefill = ("prefill_rows", "prefill_rows_seen")
     found = []
     for trial in trials:
         for engine in trial["engines"]:
             if count := engine.get("compared"):
-                once = {name: count[name] // (engine.get("tensor_parallel") or 1) for name in names}
+                ranks = engine.get("tensor_parallel") or 1
+                once = {name: count[name] // ranks for name in ("rows", *prefill, "numpy_rows")}
+                once |= {name: count[name] for name in prefill if engine.get("row_shards")}
                 once["differ"] = count["rows_that_differ"] + count["prefill_rows_that_differ"]
                 found.append((_gpu(trial), engine, once))
     return found
@@ -364,9 +368,12 @@ def _engine(engine: Data) -> str:
         words.append(f"slices of {engine['logits_mb']} MiB")
     if engine.get("tensor_parallel", 1) > 1:
         words.append(f"{engine['tensor_parallel']} GPUs")
+        words += ["each with its share of the prompts' rows"] if engine.get("row_shards") else []
     for length in sorted({case["length"] for case in engine.get("cases", ())}):
         batches = [str(case["batch"]) for case in engine["cases"] if case["length"] == length]
         words.append(f"{listed(batches)} x {length:,}")
+    if cached := sum(case.get("cached", 0) for case in engine.get("cases", ())):
+        words.append(f"{cached:,} tokens cached")
     if churn := engine.get("churn"):
         times = "" if engine["preemptions"] is None else f", {engine['preemptions']} preemptions"
         words.append(f"{churn['requests']} requests in {churn['slots']} slots{times}")

@@ -49,7 +49,7 @@ class TestReadmeTable:
         write_json(folder / "bench.json", data)
         shutil.copy(ROOT / "eval" / "results" / readme.GPU / "fuzz_1.json", folder)
         monkeypatch.setattr(readme, "RESULTS", folder)
-        monkeypatch.setattr(readme, "PICTURE", tmp_path / "bench.png")
+        monkeypatch.setattr(readme, "PICTURES", tmp_path)
         return folder
 
     @staticmethod
@@ -261,17 +261,25 @@ class TestReadmeTable:
         monkeypatch.setattr(provenance, "has_history", lambda: False)
         assert provenance.unknown_commits("0ddba11 0ddba12-dirty") == ["0ddba12-dirty"]
 
-    def test_picture_is_drawn_with_the_figures(
+    def test_pictures_are_drawn_with_the_figures(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        image = readme.PICTURE
-        assert "it was not drawn from bench.json" in readme.picture(check=True) and not image.exists()
+        bench, slices = (readme.PICTURES / f"{name}.png" for name in ("bench", "slices"))
+        assert "it was not drawn from bench.json" in readme.pictures(check=True) and not bench.exists()
         find_spec = readme.importlib.util.find_spec
         monkeypatch.setattr(readme.importlib.util, "find_spec", lambda name: None)
-        assert "wanted the package matplotlib" in readme.picture(check=False)
+        assert "wanted the package matplotlib" in readme.pictures(check=False)
         monkeypatch.setattr(readme.importlib.util, "find_spec", find_spec)
-        assert readme.picture(check=False) == "" and readme.picture(check=True) == ""
-        assert picture.digest_in(image) == provenance.digest_of(folder / "bench.json")
+        assert readme.pictures(check=False) == "" and readme.pictures(check=True) == ""
+        assert picture.digest_in(bench) == provenance.digest_of((folder / "bench.json").read_bytes())
+        self.changed(folder / "vllm_slices_v32_128.json", lambda data: data["engines"].clear())
+        before = slices.read_bytes()
+        assert "slices.png: it was not drawn from vllm_slices_*.json" in readme.pictures(check=True)
+        assert readme.pictures(check=False) == "" and slices.read_bytes() != before
+        for path in folder.glob("vllm_slices_*.json"):
+            path.unlink()
+        slices.unlink()
+        assert readme.pictures(check=False) == "" and not slices.exists()
 
     def test_machine_code_is_that_of_a_commit_with_the_same_sources(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

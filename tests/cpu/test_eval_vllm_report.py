@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from eval.report.picture import draw_slices
 from eval.report.provenance import Results
-from eval.report.vllm_report import in_engine, total_compared, vllm_figures
+from eval.report.vllm_report import in_engine, slices_figures, total_compared, vllm_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = {"commit": "abc1234", "device": "NVIDIA H200"}
@@ -64,6 +65,11 @@ def test_compared_engines(tmp_path: Path) -> None:
     counts = {"decode": 13500, "prefill": 105, "seen": 150, "differ": 6}
     assert total_compared(files) == counts | {"source": "NVIDIA H200, commit abc1234"}
     assert files.quoted == {"vllm_trial_a.json": {"abc1234"}}
+    # Ranks that share the rows of prompts compare other ones.
+    shared = first | {"row_shards": True, "cases": [case | {"cached": 3000} for case in cases]}
+    said = _write(folder, vllm_trial_a=_trial(shared))
+    told = "2 GPUs, each with its share of the prompts' rows, 1, 8 and 32 x 8,192, 9,000 tokens cached"
+    assert f"| FULL graphs, MTP 1, {told} | 4,500 | 70 of 100 | 3 |" in said
 
 
 def test_rows_of_all_gpus_stand_in_one_table_and_those_of_one_are_summed(tmp_path: Path) -> None:
@@ -119,6 +125,22 @@ def test_slices(tmp_path: Path) -> None:
     assert "| 32 | 512 | 65,536 | 18.0 | 8.2 |" in said and "73,728" not in said
     assert "| 32 | 512 | 131,072 | 2,500 | 1,900 |" in said
     assert "for 8,192 rows of one layer" in " ".join(said.split())
+    trial["engines"] += [engine("ours", 90_000.0, 1500) | {"logits_mb": 128, "shapes": "v32"}]
+    _write(tmp_path / "h1", vllm_slices_a=trial)
+    draw_slices(slices_figures(Results(tmp_path / "h1")), tmp_path / "slices.svg")
+    drawn = (tmp_path / "slices.svg").read_text()
+    for text in (
+        "32 heads",
+        "64 heads",
+        "8,192 rows of a layer (ms)",
+        "memory of a step (MiB)",
+        "64K",
+        "128K",
+    ):
+        assert f"<!-- {text} -->" in drawn
+    for text in ("vLLM's, 512 MiB", "this package, 512 MiB", "this package, 128 MiB", "1000", "NVIDIA H200"):
+        assert text in drawn
+    assert "vLLM's, 128 MiB" not in drawn
 
 
 def test_invariance(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ class FakeEngine:
         for item in self.live:
             item[1] += 1
             tokens = SimpleNamespace(token_ids=list(range(item[1])))
-            outputs.append(SimpleNamespace(request_id=item[0].name, outputs=[tokens]))
+            outputs.append(SimpleNamespace(request_id=item[0].name, outputs=[tokens], num_cached_tokens=64))
         for item in [item for item in self.live if item[1] == item[2]]:
             self.live.remove(item)
             self.runner.finish(item[0])
@@ -307,9 +307,9 @@ def test_compare_counts_every_row_inside_the_engine(vllm, monkeypatch):
     assert compared["prefill_rows"] == compared["prefill_rows_seen"] == 2 * 9 * (1 + 3 + 12)
     assert compared["prefill_rows_longer_than_k"] > 0 and compared["prefill_rows_that_differ"] == 0
     assert result["failures"] == [] and result["preemptions"] is None
-    assert [(case["length"], case["batch"], case["tokens"]) for case in result["cases"]] == [
-        (300, 1, 6),
-        (300, 3, 18),
+    assert [(case["length"], case["batch"], case["tokens"], case["cached"]) for case in result["cases"]] == [
+        (300, 1, 6, 64),
+        (300, 3, 18, 192),
     ]
     assert result["cases"][1]["decode_steps"] == 3 and result["cases"][1]["decode_ms_median"] > 0
     assert result["churn"]["requests"] == 12 > result["churn"]["slots"] == 3
@@ -322,6 +322,10 @@ def test_on_several_gpus_every_worker_compares(vllm, monkeypatch, tmp_path):
     assert spec.name == "compare_eager_drafts0_tp3"
     arguments = vllm_engine.engine_arguments(spec)
     assert arguments["tensor_parallel_size"] == 3 and arguments["disable_custom_all_reduce"] is True
+    shared = replace(spec, row_shards=True)
+    attention = arguments["attention_config"] | {"indexer_tp_shard_min_rows": 1}
+    assert vllm_engine.engine_arguments(shared) == arguments | {"attention_config": attention}
+    assert shared.name == "compare_eager_drafts0_tp3_row_shards"
     result = vllm_engine.run(spec)
     try:
         first, second = result["workers"]

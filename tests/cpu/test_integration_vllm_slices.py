@@ -93,6 +93,29 @@ def test_long_prompts_are_exact_in_slices(scored, log, via_op, inference):
     assert not [line for line in log if "fell back" in line]
 
 
+def test_ranks_that_share_the_rows_score_theirs_in_slices(scored, monkeypatch):
+    """Their shares begin and end within chunks, and each row is one rank's."""
+    from vllm.model_executor.layers import sparse_attn_indexer as module
+
+    integration.register()
+    chosen = []
+    for rank in range(3):
+        monkeypatch.setattr(module, "get_tensor_model_parallel_rank", lambda rank=rank: rank)
+        runner = Runner(logits_bytes=BUDGET, tp=3)
+        first = runner.add("first", CHUNK)
+        runner.step([], [first])
+        runner.finish(first)
+        before, shapes = calls(), len(scored)
+        step = runner.step([], [runner.add("one", KEYS), runner.add("other", KEYS)])
+        assert calls().get(SLICED, 0) == before.get(SLICED, 0) + 2
+        assert all(4 * rows * width <= BUDGET for rows, width in scored[shapes:])
+        chosen.append(step.prompts.chosen)
+    step.prompts.chosen = {name: torch.stack([own[name] for own in chosen]).amax(0) for name in runner.names}
+    assert_exact(step, runner.topk)
+    for name in runner.names:
+        assert [int((own[name][:, 0] >= 0).sum()) for own in chosen] == [6, 6, 6]
+
+
 @pytest.mark.parametrize(
     "options",
     [{"dcp": 2}, {"pcp": True}, {"candidate_block_size": 8}, {"arch": 120}, {"backend": "persistent"}],

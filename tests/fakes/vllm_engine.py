@@ -172,6 +172,8 @@ class Runner:
         Budget of the scores of a chunk.
     dcp, pcp : int, bool
         Ranks that share the keys, and whether others do in prompts, as far as the builder says so.
+    tp : int
+        Ranks that share the rows of prompts, of which this is one.
     **model
         What the configuration of the model has.
     width : int
@@ -196,6 +198,7 @@ class Runner:
         logits_bytes: int = 1 << 29,
         dcp: int = 1,
         pcp: bool = False,
+        tp: int = 1,
         **model: Any,
     ) -> None:
         attention = importlib.import_module("vllm.models.deepseek_v32.attention")
@@ -215,6 +218,7 @@ class Runner:
             fake_logits_bytes=logits_bytes,
             fake_dcp=dcp,
             fake_pcp=pcp,
+            fake_tp=tp,
         )
         self.names = [f"model.layers.{i}.self_attn.indexer.k_cache" for i in range(layers)]
         self.device = torch.device(device)

@@ -3,6 +3,7 @@
 import torch
 
 from vllm import _custom_ops as ops
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.kernels.attention.dsa.candidate_blocks import (
     apply_candidate_mask as _apply_candidate_mask,
@@ -60,12 +61,19 @@ def sparse_attn_indexer(
     topk_indices_buffer[: hidden_states.shape[0]] = -1
     if metadata.num_prefills > 0:
         for chunk in metadata.prefill.chunks:
-            rows = slice(chunk.token_start, chunk.token_end)
-            starts, ends = chunk.cu_seqlen_ks, chunk.cu_seqlen_ke
+            first, last = chunk.token_start, chunk.token_end
+            if sizes := metadata.prefill.row_shard_sizes:  # what the ranks choose is not gathered
+                rank = get_tensor_model_parallel_rank()
+                begin = metadata.num_decode_tokens + sum(sizes[:rank])
+                first, last = max(first, begin), min(last, begin + sizes[rank])
+                if first >= last:
+                    continue
+            rows, own = slice(first, last), slice(first - chunk.token_start, last - chunk.token_start)
+            starts, ends = chunk.cu_seqlen_ks[own], chunk.cu_seqlen_ke[own]
             row_ends = ends - starts
             q = torch.zeros((len(starts), chunk.total_seq_lens), device=kv_cache.device)
             for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-                q[row, start:end] = kv_cache[chunk.token_start + row, : max(end - start, 0)]
+                q[row, start:end] = kv_cache[first + row, : max(end - start, 0)]
             kv = (q.new_empty(chunk.total_seq_lens, 1), q.new_empty(chunk.total_seq_lens))
             logits = as_fp32_logits(
                 fp8_fp4_mqa_logits((q, None), kv, weights[rows], starts, ends, chunk.max_seqlen_k), row_ends

@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ class DeepseekV32IndexerPrefillChunkMetadata:
 @dataclass
 class DeepseekV32IndexerPrefillMetadata:
     chunks: list[DeepseekV32IndexerPrefillChunkMetadata]
+    row_shard_sizes: list[int] | None = None
 
 
 @dataclass
@@ -51,6 +53,7 @@ class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
         self.max_logits_bytes = getattr(vllm_config, "fake_logits_bytes", 1 << 29)
         self.dcp_world_size = getattr(vllm_config, "fake_dcp", 1)
         self.use_pcp = getattr(vllm_config, "fake_pcp", False)
+        self.tp_size = getattr(vllm_config, "fake_tp", 1)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -129,7 +132,10 @@ class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
                     total_seq_lens=sum(keys[requests]),
                 )
             )
-        return DeepseekV32IndexerPrefillMetadata(chunks)
+        # The rows of ranks differ by one at most; in vLLM their keys are alike.
+        bounds = [int(lens[decodes:].sum()) * rank // self.tp_size for rank in range(self.tp_size + 1)]
+        sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
+        return DeepseekV32IndexerPrefillMetadata(chunks, sizes if self.tp_size > 1 else None)
 
     def _decode(self, seq_lens: torch.Tensor, lens: torch.Tensor) -> DeepSeekV32IndexerDecodeMetadata:
         if self.use_flattening:
