@@ -39,9 +39,12 @@ from gvr_topk.constants import (
     MAX_ROWS,
     MAX_WIDTH,
     PAPER_MAX_WIDTH,
+    PEER_CTAS,
+    PEER_GUESSES,
     STATE_FLOATS,
     StatsColumn,
 )
+from gvr_topk.distributed.peers import SHARDED, ShardedArguments
 from gvr_topk.sampling.arguments import (
     APPLY_LIMITS,
     RENORM,
@@ -511,6 +514,45 @@ WRONG_VERIFY: list[Row] = [
 ]
 
 
+# ---------------------------------------------------------------- rows on several ranks
+
+
+def sharded_arguments(device: str, changes: dict[str, Any]) -> ShardedArguments:
+    """A call of two ranks for which a rank's memory would lie at address 0: two rows of 64 scores."""
+    lengths, best, out, local, counts = (
+        zeros(device, *shape) for shape in ((2,), (2, 8), (2, 8), (2, 8), (2,))
+    )
+    call = ShardedArguments(
+        *(floats(device, 2, 64), lengths, best, out, local, counts),
+        *(zeros(device, 2, dtype=torch.int64), zeros(device, PEER_CTAS)),
+        *(zeros(device, PEER_GUESSES, 2, dtype=torch.int64), zeros(device, 3, 3, dtype=torch.int64)),
+        *(8, 0, 0, 1000, 0, 0),
+    )._replace(**changes)
+    return call._replace(inboxes=call.inboxes.cpu(), told=call.told.cpu())
+
+
+WRONG_SHARDED: list[Row] = [
+    *SCORE_ROWS,
+    *each("k", "1 to 2048", 0, 2049),
+    ("lengths: wanted shape [2], got [3]", i32(3)),
+    ("best: wanted at least k = 8 columns, got [2, 7]", i32(2, 7)),
+    ("out: wanted at least k = 8 columns, got [2, 7]", i32(2, 7)),
+    (f"local: wanted {APART} 8 elements apart, got 0", i32(2, 8, strides=(0, 1))),
+    ("counts: wanted dtype int32, got int64", i64(2)),
+    ("inboxes: wanted shape [any], got [2, 1]", i64(2, 1)),
+    ("world: wanted 1 to 16, got 17", {"inboxes": i64(17)}),
+    ("progress: wanted shape [64], got [63]", i32(63)),
+    ("guesses: wanted shape [4096, 2], got [4096, 1]", i64(4096, 1)),
+    ("guesses: wanted contiguous rows, got strides (3, 1)", i64(4096, 2, strides=(3, 1))),
+    ("told: wanted shape [3, 3], got [2, 3]", i64(2, 3)),
+    *each("rank", "0 to 1", -1, 2),
+    *each("interleave", f"0 to {MAX_WIDTH}", -1, MAX_WIDTH + 1),
+    ("step: wanted dtype int64, got int32", i32(1)),
+    ("step: wanted 1 to 1, got 2", i64(2)),
+    shared("local", "out", i32(2, 8), i32(2, 8, offset=4)),
+]
+
+
 @dataclass(frozen=True)
 class WrongCalls:
     """The wrong calls of one op."""
@@ -532,6 +574,7 @@ OPS = {
     "renorm": WrongCalls(RENORM, renorm_arguments, WRONG_RENORM),
     "topk_logprobs": WrongCalls(TOPK_LOGPROBS, topk_logprobs_arguments, WRONG_TOPK_LOGPROBS),
     "verify": WrongCalls(VERIFY, verify_arguments, WRONG_VERIFY),
+    "sharded": WrongCalls(SHARDED, sharded_arguments, WRONG_SHARDED),
 }
 
 

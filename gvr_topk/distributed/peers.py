@@ -100,6 +100,7 @@ def check_sharded(a: ShardedArguments) -> None:
 
 
 def _on_cpu(a: ShardedArguments) -> None:
+    check_sharded(a)
     raise SHARDED.fail("logits", "a tensor on a GPU", a.logits.device)
 
 
@@ -133,7 +134,9 @@ class Peers:
         self._inboxes = torch.tensor(addresses, dtype=torch.int64)
         self._progress = torch.zeros(PEER_CTAS, dtype=torch.int32, device=device)
         self._guesses = torch.zeros((PEER_GUESSES, 2), dtype=torch.int64, device=device)
-        self._told = torch.zeros((len(addresses) + 1, HEADER_WORDS), dtype=torch.int64, pin_memory=True)
+        self._told = torch.zeros(
+            (len(addresses) + 1, HEADER_WORDS), dtype=torch.int64, pin_memory=device.type == "cuda"
+        )
 
     def heard(self) -> tuple[list[list[int]], str]:
         """Return headers that differ, if any, of all ranks; and an error if a rank was not heard of."""

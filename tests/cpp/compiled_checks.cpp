@@ -16,4 +16,5 @@ STABLE_TORCH_LIBRARY_IMPL(gvr_topk_checks, CPU, m) {
   m.impl("renorm", TORCH_BOX(&RenormArguments::call<&check_arguments>));
   m.impl("topk_logprobs", TORCH_BOX(&TopkLogprobsArguments::call<&check_arguments>));
   m.impl("verify", TORCH_BOX(&VerifyArguments::call<&check_arguments>));
+  m.impl("sharded_topk", TORCH_BOX(&ShardedArguments::call<&check_arguments>));
 }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import signal
+import threading
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gvr_topk import TopkState, indexer_topk_decode
-from gvr_topk.distributed import Shards, sharded_sample, sharded_topk
+from gvr_topk.constants import PEER_CTAS, PEER_WORDS
+from gvr_topk.distributed import Shards, peers, sharded_sample, sharded_topk, topk
 from gvr_topk.distributed import shards as module
+from gvr_topk.ops import launch
 from gvr_topk.sampling import sample
 from tests import shard_ranks
 from tests.shard_cases import POISON, Case, call, cut, draw_as, expected, some_case, some_draws, tokens
@@ -396,3 +401,181 @@ def test_results_are_allocated() -> None:
 def test_no_group(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="group: wanted a process group with this process, got NoneType"):
         Shards()
+
+
+# ---------------------------------------------------------------- memory of all ranks, in which a GPU agrees
+
+
+class Memory:
+    """In the place of PyTorch's symmetric memory: tensors of this process, 8 numbers behind their start."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails = fails
+        self.starts: dict[int, int] = {}
+        self.said: list[str | None] = []
+        self.barrier = threading.Barrier(2)
+
+    def empty(self, count: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        self.said.append(os.environ.get(MULTICAST))
+        if self.fails == "empty" and threading.current_thread() is threading.main_thread():
+            raise RuntimeError("no such memory")
+        return torch.ones(count + 8, dtype=dtype, device=device)[8:]
+
+    def rendezvous(self, inbox: Tensor, group: dist.ProcessGroup) -> Any:
+        self.said.append(os.environ.get(MULTICAST))
+        self.starts[group.rank()] = inbox.data_ptr() - 64
+        self.barrier.wait(10)
+        starts = [self.starts[0], self.starts[1]]
+        if group.rank() == 1:
+            if self.fails == "rendezvous":
+                raise RuntimeError("no such memory")
+            starts = {"None": [], "few": starts[:1], "zero": [0, starts[1]]}.get(self.fails, starts)
+        return types.SimpleNamespace(buffer_ptrs=starts) if starts else None
+
+
+MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+
+
+def connected(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    monkeypatch.setattr(dist, "_symmetric_memory", memory, raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+
+    def work(group: dist.ProcessGroup) -> Any:
+        shards = Shards(group)
+        return peers.connect(group, shards.device, 3.0, shards.exchange)
+
+    return shard_ranks.in_threads(2, work)
+
+
+def test_ranks_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory()
+    for rank, each in enumerate(connected(memory, monkeypatch)):
+        addresses = each._inboxes.tolist()
+        inbox = each._owner[0]
+        assert each.rank == rank and addresses[rank] == inbox.data_ptr() and len(addresses) == 2
+        assert addresses == [memory.starts[0] + 64, memory.starts[1] + 64]
+        assert inbox.numel() == 2 * 2 * PEER_CTAS * PEER_WORDS and not inbox.any()
+    assert memory.said == ["1"] * 4
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_multicast_is_as_it_was(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(MULTICAST, raising=False)
+    if before is not None:
+        monkeypatch.setenv(MULTICAST, before)
+    with contextlib.suppress(RuntimeError), peers._no_multicast():
+        assert os.environ[MULTICAST] == "1"
+        raise RuntimeError
+    assert os.environ.get(MULTICAST) == before
+
+
+@pytest.mark.parametrize("fails", ["empty", "rendezvous", "None", "few", "zero"])
+def test_memory_that_one_rank_cannot_share_is_used_by_none(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert connected(Memory(fails), monkeypatch) == [None, None]
+
+
+def test_ranks_on_several_hosts_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert peers._host() == peers._host()
+    monkeypatch.setattr(peers, "_host", threading.get_ident)
+    assert connected(Memory(), monkeypatch) == [None, None]
+
+
+def test_too_many_ranks_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "PEER_RANKS", 1)
+    assert connected(Memory(), monkeypatch) == [None, None]
+
+
+def some_peers() -> peers.Peers:
+    return peers.Peers(1, [1000, 2000], torch.device("cpu"), 0.25)
+
+
+def test_shards_say_what_their_peers_have_heard() -> None:
+    def work(group: dist.ProcessGroup) -> Any:
+        shards = Shards(group)
+        shards.peers = some_peers()
+        shards.check()
+        shards.peers._told[2, 0] = 1
+        with pytest.raises(RuntimeError) as late:
+            shards.check()
+        shards.peers._told[1, 2] = 7
+        with pytest.raises(ValueError, match="got step 0 on rank 0 and step 7 on rank 1"):
+            shards.check()
+        return str(late.value)
+
+    wanted = (
+        "gvr_topk.Shards: rank 0 was not heard of within 0.25 s; all ranks have to make their Shards anew"
+    )
+    assert shard_ranks.in_threads(1, work) == [wanted]
+
+
+@pytest.mark.parametrize("gather", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_call_through_peers(given: bool, gather: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank, and a stand-in for the kernel, which checks the arguments and chooses the first item."""
+    step = torch.tensor(9) if given else 8
+
+    def kernel(a: peers.ShardedArguments) -> None:
+        peers.check_sharded(a)
+        assert module._fields_of([a.first_word, a.second_word, 8]) == {
+            "step": 8,
+            "rows": 2,
+            "k": 4,
+            "gather": gather,
+            "expected": False,
+            "record": 64,
+            "ownership": 3,
+            "dtype": torch.float32,
+        }
+        assert (a.k, a.rank, a.interleave, a.timeout_ns) == (4, 1, 3, 250_000_000)
+        assert a.inboxes.tolist() == [1000, 2000] and a.lengths is LENGTHS
+        assert (a.step_value, None if a.step is None else a.step.tolist()) == (
+            (0, [9]) if given else (8, None)
+        )
+        assert torch.equal(a.best, indexer_topk_decode(ROWS, LENGTHS, 4))
+        for tensor, value in ((a.out, 6), (a.local, 2)):
+            tensor[:, :4] = torch.tensor([value, -1, -1, -1])
+        a.counts.fill_(1)
+
+    def work(group: dist.ProcessGroup) -> Any:
+        monkeypatch.setattr(topk, "launch", kernel)
+        shards = Shards(group, 3)
+        shards.peers = some_peers()
+        results: Any = {}
+        if given:
+            wide = torch.full((len(ROWS), 5), POISON, dtype=torch.int32)
+            results = {"out": wide, "local": wide.clone(), "counts": wide[:, 0].clone()}
+        got = sharded_topk(ROWS, LENGTHS, 4, shards=shards, step=step, gather=gather, **results)
+        assert not given or all(a is b for a, b in zip(results.values(), got, strict=True))
+        large = sharded_topk(ROWS, LENGTHS, 2049, shards=shards)  # by collectives
+        return [each.tolist() for each in got], large.counts.tolist()
+
+    ((positions, local, counts), large) = shard_ranks.in_threads(1, work)[0]
+    behind = [POISON] if given else []
+    assert positions == [[6, -1, -1, -1, *behind]] * 2 and local == [[2, -1, -1, -1, *behind]] * 2
+    assert counts == [1, 1] and large == LENGTHS.tolist()
+
+
+def test_peers_have_a_time_that_they_wait() -> None:
+    def refused(**wrong: Any) -> str:
+        (error,) = shard_ranks.in_threads(1, lambda group: Shards(group, **wrong))
+        return str(error)
+
+    for seconds in (0, -1.0, float("nan"), 86_400):
+        wanted = f"timeout_s: wanted more than 0 and less than 86400 seconds, got {seconds}"
+        assert refused(timeout_s=seconds) == f"gvr_topk.Shards: {wanted}"
+    assert refused(peer_memory=1) == "gvr_topk.Shards: peer_memory: wanted true or false, got 1"
+
+
+def test_peers_agree_on_a_gpu_alone() -> None:
+    out, local, best = torch.zeros(3, 2, 4, dtype=torch.int32)
+    results = out, local, torch.zeros(2, dtype=torch.int32)
+    call = some_peers().arguments(ROWS, LENGTHS, best, results, 4, 0, (0, 0), 0)
+    with pytest.raises(
+        ValueError, match=r"^gvr_topk\.sharded_topk: logits: wanted a tensor on a GPU, got cpu$"
+    ):
+        launch(call)
+    told = torch.zeros(3, 4, dtype=torch.int64)[:, :3]
+    with pytest.raises(ValueError, match=r"told: wanted contiguous rows"):
+        peers.check_sharded(call._replace(told=told))

@@ -26,6 +26,7 @@ BELOW = {
     "sampling": {"ptx", "core"},
     "sampling_limits": {"ptx", "core"},
     "sampling_stream": {"ptx", "core", "sampling"},
+    "sharded": {"ptx", "core"},
     "topk_logprobs": {"ptx", "core", "sampling"},
     "verify": {"ptx", "core"},
 }

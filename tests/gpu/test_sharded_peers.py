@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +10,11 @@ import torch
 from torch import Tensor
 
 from gvr_topk import indexer_topk_decode
-from gvr_topk.constants import PEER_CTAS, PEER_MAX_K, PEER_RANKS
+from gvr_topk.constants import PEER_CTAS, PEER_RANKS
 from gvr_topk.distributed.peers import Peers, inbox_words
 from gvr_topk.ops import launch
 from tests.shard_cases import DTYPES, INF, NAN, POISON, expected, some_case
+from tests.wrong_calls import sharded_arguments
 
 HEADER = 5, 6
 TURN = 64
@@ -341,28 +341,8 @@ def test_any_content_of_memory_writes_only_results() -> None:
             assert bool(((got[1][:, :K] >= -1) & (got[1][:, :K] < 2048)).all())
 
 
-def wrong(**changes: Any) -> None:
-    ranks = Ranks(2)
-    parts, lengths = ordinary(2)
-    best = indexer_topk_decode(parts[0], lengths[0], 9)
-    launch(
-        ranks.peers[0]
-        .arguments(parts[0], lengths[0], best, ranks.results(3, 9)[0], 9, TURN, HEADER, 0)
-        ._replace(**changes)
-    )
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"k": PEER_MAX_K + 1}, r"k: wanted 1 to 2048, got 2049"),
-        ({"rank": 2}, r"rank: wanted 0 to 1, got 2"),
-        ({"inboxes": torch.zeros(PEER_RANKS + 1, dtype=torch.int64)}, r"world: wanted 1 to 16, got 17"),
-        ({"inboxes": torch.zeros(2)}, r"inboxes: wanted dtype int64, got float32"),
-        ({"told": torch.zeros(3, 3, dtype=torch.int64)}, r"told: wanted pinned memory, got other memory"),
-        ({"told": torch.zeros(2, 3, dtype=torch.int64)}, r"told: wanted shape \[3, 3\], got \[2, 3\]"),
-    ],
-)
-def test_wrong_arguments(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^gvr_topk\.sharded_topk: {message}$"):
-        wrong(**changes)
+def test_what_the_host_is_told_in_lies_in_pinned_memory() -> None:
+    with pytest.raises(
+        ValueError, match=r"^gvr_topk\.sharded_topk: told: wanted pinned memory, got other memory$"
+    ):
+        launch(sharded_arguments("cuda", {}))

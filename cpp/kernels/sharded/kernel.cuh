@@ -85,7 +85,7 @@ struct Items {
 };
 
 // Words between which the k-th lies, both included.
-struct Interval {
+struct WordRange {
   uint64_t low, high;
   uint32_t chosen;           // of those up to `high`
   uint32_t count = 1 << 30;  // how many there are, at most
@@ -129,7 +129,7 @@ struct Chooser {
   static_assert(kGuess + 4 <= kGuessBins && kGuessBins + (1 << kLog2GuessBins) / 2 <= kPeerWords);
 
   // Counts the words of an interval, by two bins to a word of the record from `first` on.
-  GVR_DEVICE void count_own(const Items& items, const Interval& in, int shift, int first, int words) const {
+  GVR_DEVICE void count_own(const Items& items, const WordRange& in, int shift, int first, int words) const {
     smem.bins[thread] = 0;
     __syncthreads();
     items.each_within(in.low, in.high,
@@ -154,7 +154,7 @@ struct Chooser {
   }
 
   // Puts a first record together, but for the bins.
-  GVR_DEVICE void put_first(const Items& items, const Interval& guess) const {
+  GVR_DEVICE void put_first(const Items& items, const WordRange& guess) const {
     const int32_t length = p.lengths[row];
     const int64_t step = p.step != nullptr ? *p.step : p.header[kHeaderWords - 1];
     uint64_t least = ~uint64_t{0}, most = 0;
@@ -198,7 +198,7 @@ struct Chooser {
   }
 
   // Exchanges first records. Returns whether all ranks mean the same call; the host is told if not.
-  GVR_DEVICE bool introduce(const Items& items, const Interval& guess) const {
+  GVR_DEVICE bool introduce(const Items& items, const WordRange& guess) const {
     count_own(items, guess, guess.shift(kLog2GuessBins), kGuessBins, 1 << (kLog2GuessBins - 1));
     put_first(items, guess);
     if (!exchange.run<kPeerWords>(thread)) return false;
@@ -210,7 +210,7 @@ struct Chooser {
   }
 
   // The interval that follows from the first records: a rank that has k words has none below the k-th.
-  GVR_DEVICE Interval first_interval() const {
+  GVR_DEVICE WordRange first_interval() const {
     uint64_t full = 0, least = ~uint64_t{0}, most = 0;
     for (int rank = 0; rank < p.world; ++rank) {
       if (smem.exchange.received[rank][kCount] >= p.k) full = max(full, got(rank, kLeast));
@@ -221,9 +221,9 @@ struct Chooser {
   }
 
   // The bin of the guess in which the k-th word lies; of no word if it lies elsewhere, or ranks guess unlike.
-  GVR_DEVICE Interval guessed_interval() const {
+  GVR_DEVICE WordRange guessed_interval() const {
     uint32_t above = 0;
-    Interval guess{got(0, kGuess), got(0, kGuess + 2), 0, 0};
+    WordRange guess{got(0, kGuess), got(0, kGuess + 2), 0, 0};
     bool is_common = guess.low > 0;
     for (int rank = 0; rank < p.world; ++rank) {
       above += smem.exchange.received[rank][kAbove];
@@ -244,7 +244,7 @@ struct Chooser {
   }
 
   // Exchanges the words of an interval that has no more than kListed, and finds the k-th.
-  GVR_DEVICE bool list_words(const Items& items, const Interval& in) const {
+  GVR_DEVICE bool list_words(const Items& items, const WordRange& in) const {
     if (thread < kPeerWords) smem.exchange.sent[thread] = 0;
     if (thread == 0) {
       smem.listed = 0;
@@ -276,7 +276,7 @@ struct Chooser {
   }
 
   // Finds the k-th largest word of all ranks; kLeastWord if there are fewer. Returns whether the ranks agree.
-  GVR_DEVICE bool find(const Items& items, Interval in, uint64_t& kth) const {
+  GVR_DEVICE bool find(const Items& items, WordRange in, uint64_t& kth) const {
     // Each round leaves at most the bits of a bin, so this is more often than any row needs.
     for (int bits = kWordBits + kLog2Bins; bits > 0; bits -= kLog2Bins) {
       kth = kLeastWord;
@@ -325,14 +325,14 @@ struct Chooser {
   GVR_DEVICE bool run(bool can_exchange) const {
     const Items items(p, row, thread);
     uint64_t* const last = row < kPeerGuesses ? p.guesses + 2 * row : nullptr;
-    const Interval guess{last != nullptr ? last[0] : 0, last != nullptr ? last[1] : 0, 0};
+    const WordRange guess{last != nullptr ? last[0] : 0, last != nullptr ? last[1] : 0, 0};
     uint64_t kth = ~uint64_t{0};  // above all: nothing is chosen of a row that the ranks do not agree on
     int32_t first = 0;
     can_exchange = can_exchange && introduce(items, guess);
     if (can_exchange) {
       first = first_position();
-      const Interval all = first_interval();
-      const Interval guessed = guessed_interval();
+      const WordRange all = first_interval();
+      const WordRange guessed = guessed_interval();
       uint64_t found = kth;
       can_exchange = find(items, guessed.count > 0 ? guessed : all, found);
       if (can_exchange) kth = found;
