@@ -170,6 +170,7 @@ def performance() -> str:
         "hint": hint_figures(index),
         "sampling": sampled(files),
         "any_k": any_k(files),
+        "sharded": sharded(files),
         "fuzz": fuzzed(files),
         "blocks": blocks(index),
         "sweep": sweep and {"source": source_of(sweep), "us": fewer_ctas(sweep)},
@@ -495,6 +496,21 @@ def any_k(files: Results) -> dict[str, Any] | None:
         "slower": len(slower),
         "worst": max(each["topk_us"] / each["torch_us"] for each in results),
     }
+
+
+def sharded(files: Results) -> dict[str, Any] | None:
+    """What `sharded_topk` takes on several GPUs, beside other exact ways to the same."""
+    data = files.one("sharded.json")
+    if data is None:
+        return None
+    wrong = [name for each in data["results"] for name, count in each["wrong"].items() if count]
+    refuse_if(wrong, "sharded.json", "no wrong row")
+    lines = [
+        [f"{each['width']:,} x {each['rows']}", f"{each['k']:,}", *map(shown, each["us"].values())]
+        for each in data["results"]
+    ]
+    ways = ["scores a rank x rows", "k", *data["results"][0]["us"]]
+    return data | {"source": source_of(data), "table": table(ways, lines)}
 
 
 def simulated(files: Results) -> dict[str, Any] | None:
