@@ -205,8 +205,8 @@ def unguarded_collectives(
 ) -> list[Finding]:
     """Warp collectives that lanes may reach apart (`eval.report.sass`), in the code of one architecture.
 
-    Of kernels with `kernels` in their names, or of each family the fp32 kernel with the most code. They have
-    source lines where the library has them (CMake option ``GVR_TOPK_LINE_INFO``).
+    Of kernels with `kernels` in their names, or of each family its only kernel or the largest of fp32. They
+    have source lines where the library has them (CMake option ``GVR_TOPK_LINE_INFO``).
     """
     found: list[Finding] = []
     with _fat_binaries(library) as fat_binaries:
@@ -239,7 +239,7 @@ def _chosen_kernels(binaries: list[Path], kernels: str) -> list[tuple[Path, int]
     largest = {}
     for _, name, binary, index in sorted(symbols, key=lambda symbol: symbol[0]):
         family, _, arguments = shown[name].partition("<")
-        if arguments.startswith("float"):
+        if not arguments or arguments.startswith("float"):
             largest[family] = (binary, index)
     return list(largest.values())
 

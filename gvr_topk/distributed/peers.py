@@ -182,7 +182,7 @@ def connect(
         return bool(exchange(torch.tensor([[int(able)]], device=device)).all())
 
     hosts = exchange(torch.tensor([[_host()]], device=device))
-    if world > PEER_RANKS or not bool((hosts == hosts[0]).all()):
+    if world > PEER_RANKS or len(hosts.unique()) > 1:
         return None
     inbox: Tensor | None = None
     peers = None

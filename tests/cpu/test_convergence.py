@@ -86,7 +86,7 @@ class TestMachineCode:
             assert code in [line.strip() for line in (sass.KERNELS / file).read_text().splitlines()], text
 
     def test_every_collective_of_the_built_library_is_guarded_or_explained(self, cuda_library: Path) -> None:
-        """Of each family the fp32 kernel with the most code; all kernels would take minutes."""
+        """Of each family its only kernel, or the largest of fp32; all kernels would take minutes."""
         try:
             found = inspect_build.unguarded_collectives(cuda_library)
         except InspectError as error:
