@@ -33,15 +33,8 @@ GVR_DEVICE Survey survey_row(Team& team, const RowShare<T>& part, float least, f
     own.word[1] = warp_sum(mine.listed), own.word[2] = warp_sum(mine.all);
   } else {
     uint32_t count = 0;
-#pragma unroll 4
-    for (int j = team.lane; j < part.vectors; j += 32) {
-      const uint4 vec = ptx::load_shared(part.address + 16 * j);
-      uint32_t here = 0;
-#pragma unroll
-      for (int e = 0; e < kPerVec<T>; ++e) here += element<T>(vec, e) >= least;
-      count += here;
-      survey.steps |= static_cast<uint64_t>(here > 0) << (j / 32);
-    }
+    survey.steps = part.steps_from(least, team.lane);
+    part.for_each(survey.steps, team.lane, [&](float x, int) { count += x >= least; });
     ptx::reconverge(team.zero);
     own.word[0] = __reduce_add_sync(0xffffffffu, count);
   }

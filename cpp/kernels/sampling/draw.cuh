@@ -38,66 +38,29 @@ GVR_DEVICE WarpSums sum_warps(Team& team, const Record& own) {
   SampleShared& smem = *team.smem;
   WarpSums sums{};
   if (team.lane == 0) smem.warp_record[team.warp] = own;
+  ptx::reconverge(team.zero);
   __syncthreads();
   Record mine{};
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      const uint64_t word = smem.warp_record[w].word[i];
-      if (w < team.warp) sums.before.word[i] += word;
-      mine.word[i] += word;
-    }
-  }
+  sum_records<kWords>(smem.warp_record, kWarps, team.warp, team.lane, sums.before, mine);
   const Record* const theirs = team.exchange(mine);
-#pragma unroll
-  for (int rank = 0; rank < kMaxSampleCtas; ++rank) {
-    if (rank >= team.ctas) break;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      const uint64_t word = theirs[rank].word[i];
-      if (rank < team.rank) sums.before_cta.word[i] += word;
-      sums.all.word[i] += word;
-    }
-  }
+  sum_records<kWords>(theirs, team.ctas, team.rank, team.lane, sums.before_cta, sums.all);
 #pragma unroll
   for (int i = 0; i < kWords; ++i) sums.before.word[i] += sums.before_cta.word[i];
   return sums;
 }
 
 // The sums of what each thread has. Lanes may come to it apart.
-template <int kWords>
-GVR_DEVICE WarpSums sum_threads(Team& team, Record own) {
+GVR_DEVICE WarpSums sum_threads(Team& team, uint64_t own) {
   ptx::reconverge(team.zero);
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) own.word[i] = warp_sum(own.word[i]);
-  return sum_warps<kWords>(team, own);
+  return sum_warps<1>(team, Record{{warp_sum(own)}});
 }
 
 // Counts the elements for which `holds(value, token)`, over the row. They lie at `steps`.
 template <typename T, typename Holds>
 GVR_DEVICE WarpSums count_elements(Team& team, const RowShare<T>& part, uint64_t steps, Holds holds) {
-  Record own{};
-  part.for_each(steps, team.lane, [&](float x, int token) { own.word[0] += holds(x, token); });
-  return sum_threads<1>(team, own);
-}
-
-// The sum of a number over the threads before this one, and over all. It takes two block barriers. Lanes may
-// come to it apart.
-GVR_DEVICE uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& total) {
-  ptx::reconverge(team.zero);
-  uint64_t before = warp_prefix(value, team.lane);
-  __syncthreads();  // Everybody has read the sums of the last time.
-  if (team.lane == 31) team.smem->warp_record[team.warp].word[0] = before;
-  __syncthreads();
-  before -= value, total = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    const uint64_t sum = team.smem->warp_record[w].word[0];
-    if (w < team.warp) before += sum;
-    total += sum;
-  }
-  return before;
+  uint64_t own = 0;
+  part.for_each(steps, team.lane, [&](float x, int token) { own += holds(x, token); });
+  return sum_threads(team, own);
 }
 
 // An element that a search has come to, in one thread of the row.
@@ -114,14 +77,13 @@ template <typename T, typename Measure>
 GVR_DEVICE Found find_token(const Team& team, const RowShare<T>& part, const WarpSums& sums, uint64_t target,
                             Measure measure) {
   Found found{false, 0.0f, 0};
-  uint64_t before = sums.before_cta.word[0];
-  int warp = 0;
-  for (; warp < kWarps; ++warp) {
-    const uint64_t own = team.smem->warp_record[warp].word[0];
-    if (before <= target && target - before < own) break;
-    before += own;
-  }
-  if (warp == kWarps) return found;  // The whole CTA returns.
+  const RecordPrefix prefix = prefix_records(team.smem->warp_record, kWarps, team.lane);
+  uint64_t before = sums.before_cta.word[0] + prefix.upto - prefix.own;
+  const bool there = team.lane % 4 == 0 && before <= target && target - before < prefix.own;
+  const int lane = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, there))) - 1;
+  if (lane < 0) return found;  // The whole CTA returns.
+  before = __shfl_sync(0xffffffffu, before, lane);
+  const int warp = lane / 4;
   const int each = (part.vectors + kThreads - 1) / kThreads, shift = (warp - team.warp) * part.vectors;
   const auto visit = [&](auto&& take) {
 #pragma unroll 1
@@ -173,28 +135,33 @@ GVR_DEVICE KeptSet set_through(Team& team, const RowShare<T>& part, float least,
 
 constexpr int kGroups = kThreads / 4;  // of neighbouring threads
 
-// Puts this thread's key to `maxima`, or the greatest of its group's, and returns it.
+// Puts half of this thread's key to `maxima`, or of the greatest of its group's, and returns the key.
 GVR_DEVICE uint32_t put_maximum(const Team& team, uint32_t key, bool by_group) {
   if (by_group) {
     key = max(key, __shfl_xor_sync(0xffffffffu, key, 1));
     key = max(key, __shfl_xor_sync(0xffffffffu, key, 2));
   }
-  team.smem->maxima[by_group ? team.thread / 4 : team.thread] = key;
+  team.smem->maxima[by_group ? team.thread / 4 : team.thread] = key / 2;
   return key;
 }
 
 // Takes to `word` of the CTA's memory the least of the keys that fewer than `share` of those in `maxima`
-// exceed. `own` is one of them. Block barriers stand before and after.
+// exceed. `own` is one of them. Block barriers stand before and after. Halves differ by less than 2^31, so
+// the sign of their difference is a comparison in one instruction; of keys with one half none exceeds the
+// other.
 GVR_DEVICE void find_reached(const Team& team, bool by_group, uint32_t own, int share) {
   const int count = by_group ? kGroups : kThreads;
-  int greater = 0;
+  const uint32_t half = own / 2;
+  uint32_t greater = 0;
 #pragma unroll 4
   for (int i = 0; i < count; i += 4) {
     const uint4 others = *reinterpret_cast<const uint4*>(&team.smem->maxima[i]);
-    greater += (others.x > own) + (others.y > own) + (others.z > own) + (others.w > own);
+    greater += ((half - others.x) >> 31) + ((half - others.y) >> 31) + ((half - others.z) >> 31) +
+               ((half - others.w) >> 31);
   }
   ptx::reconverge(team.zero);
-  const uint32_t reached = __reduce_min_sync(0xffffffffu, greater < share ? own : kMaxKey);
+  const bool reaches = static_cast<int>(greater) < share;
+  const uint32_t reached = __reduce_min_sync(0xffffffffu, reaches ? own : kMaxKey);
   if (team.lane == 0) atomicMin(&team.smem->word, reached);
 }
 

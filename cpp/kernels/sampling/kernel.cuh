@@ -27,11 +27,8 @@ namespace gvr_topk::sampling {
 
 // The largest of a number over all CTAs.
 GVR_DEVICE uint64_t team_max(Team& team, uint64_t value) {
-  Record mine{};
-  mine.word[0] = block_max(team, value);
-  const Record* const theirs = team.exchange(mine);
-  for (int rank = 0; rank < team.ctas; ++rank) value = max(value, theirs[rank].word[0]);
-  return value;
+  const Record* const theirs = team.exchange(Record{{block_max(team, value)}});
+  return max_of_records(theirs, team.ctas, 0, team.lane);
 }
 
 // What is known of a row when all of it has been read.
@@ -41,9 +38,11 @@ struct RowTop {
   bool nan;
 };
 
-// How many threads of each CTA are to reach the guess. Without top-k as many as one CTA takes well.
+// How many threads of each CTA are to reach the guess, or 0 if no filter takes one. Without top-k as many as
+// one CTA takes well.
 GVR_DEVICE int share_of(const RowParameters& own, int ctas) {
   constexpr int kUsual = 160;
+  if (is_greedy(own.temperature) || own.top_k == 1 || !(own.top_k > 0 || own.top_p < 1.0f)) return 0;
   const int wanted = own.top_k > 0 && own.top_k <= ctas * kThreads ? own.top_k : kUsual;
   return min((wanted + ctas - 1) / ctas, kThreads);
 }
@@ -54,31 +53,26 @@ GVR_DEVICE RowTop top_of(Team& team, uint64_t best, bool nan, int share) {
   SampleShared& smem = *team.smem;
   constexpr int kMostOfGroups = kGroups / 3;
   const bool by_group = share <= kMostOfGroups;
-  const uint32_t own = put_maximum(team, key_of(best), by_group);
+  const uint32_t own = share > 0 ? put_maximum(team, key_of(best), by_group) : 0;
+  ptx::reconverge(team.zero);
   best = warp_max(best);
   if (team.lane == 0) smem.warp_record[team.warp].word[3] = best;
   const bool any_nan = __syncthreads_or(nan);
-  find_reached(team, by_group, own, share);
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) best = max(best, smem.warp_record[w].word[3]);
+  if (share > 0) find_reached(team, by_group, own, share);
+  ptx::reconverge(team.zero);
+  best = max_of_records(smem.warp_record, kWarps, 3, team.lane);
   __syncthreads();
-  Record mine{};
-  mine.word[0] = best;
+  Record mine{{best}};
   // Only the threads that send read the guess: another CTA may write there once it has what they send.
   const bool reads = share > 0 && team.thread < team.ctas;
   mine.word[1] = static_cast<uint64_t>(any_nan) << 32 | (reads ? smem.word : 0);
   const Record* const theirs = team.exchange(mine, sizeof(RowParameters), [&](int rank, uint32_t completes) {
     send_parameters(team, rank, completes);
   });
-  RowTop top{0, kMaxKey, false};
-#pragma unroll
-  for (int rank = 0; rank < kMaxSampleCtas; ++rank) {
-    if (rank >= team.ctas) break;
-    top.best = max(top.best, theirs[rank].word[0]);
-    top.guess = min(top.guess, static_cast<uint32_t>(theirs[rank].word[1]));
-    top.nan |= theirs[rank].word[1] >> 32 != 0;
-  }
-  return top;
+  const uint64_t other = theirs[min(team.lane, team.ctas - 1)].word[1];
+  return RowTop{max_of_records(theirs, team.ctas, 0, team.lane),
+                __reduce_min_sync(0xffffffffu, static_cast<uint32_t>(other)),
+                __any_sync(0xffffffffu, other >> 32 != 0) != 0};
 }
 
 // The first token that is not NaN and allowed, of a row in which no value is above -inf; 0 if there is none.
@@ -122,9 +116,7 @@ template <typename T>
 __device__ __noinline__ void take_one(Team team, RowShare<T> part, Row row, int token) {
   uint64_t raw = 0;
   if (row.wants_raw()) {
-    Record own{};
-    own.word[0] = add_masses(part, row.masses(1.0f), INFINITY, team.lane).all;
-    raw = sum_threads<1>(team, own).all.word[0];
+    raw = sum_threads(team, add_masses(part, row.masses(1.0f), INFINITY, team.lane).all).all.word[0];
   }
   report_one(team, row, token, raw, [&](const Found& found) { write_rank(team, part, row, found); });
 }
@@ -162,26 +154,30 @@ GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& ro
   const SampleParams& p = row.p;
   const Masses masses = row.masses(row.own.temperature);
   const auto kept_mass = [&](float x, int token) { return masses(set.has(x, token) ? x : -INFINITY); };
-  Record own{};
+  uint64_t mass;
+  uint32_t count;
   if (!filtered) {
     // Tokens outside of the set have no mass. Those in it are counted if somebody asks.
     const bool counts = p.counts != nullptr || p.limits != nullptr || p.kept != nullptr;
     const MassSums mine = add_masses(part, masses, counts ? set.least : INFINITY, team.lane);
-    own.word[0] = mine.all, own.word[1] = mine.count;
+    mass = mine.all, count = mine.count;
   } else {
     const bool split = measured && set.least <= border.high;
     const float high = split ? border.high : INFINITY;
-    uint64_t mass = split ? border.above : 0;
-    uint32_t count = split ? border.count : 0;
+    mass = split ? border.above : 0, count = split ? border.count : 0;
     part.for_each(
         split ? border.inside : border.steps, team.lane,
         [&](float x, int token) { return x <= high && set.has(x, token); },
         [&](float x, int) { mass += masses(x), ++count; });
-    own.word[0] = mass, own.word[1] = count;
   }
   ptx::reconverge(team.zero);
-  if (row.wants_raw()) own.word[2] = add_masses(part, row.masses(1.0f), INFINITY, team.lane).all;
-  const WarpSums sums = sum_threads<3>(team, own);
+  Record own{{warp_sum(mass), __reduce_add_sync(0xffffffffu, count)}};
+  if (row.wants_raw()) {
+    const MassSums mine = add_masses(part, row.masses(1.0f), INFINITY, team.lane);
+    ptx::reconverge(team.zero);
+    own.word[2] = warp_sum(mine.all);
+  }
+  const WarpSums sums = sum_warps<3>(team, own);
   Outcome outcome{Found{}, static_cast<int>(sums.all.word[1]), row.own.temperature, sums.all.word[0],
                   sums.all.word[2]};
   const uint32_t hash = hash_prefix(row.own.seed, row.own.position);
@@ -246,16 +242,16 @@ __device__ __noinline__ void sample_from_row(Team team, RowShare<T> part, Row ro
                 filters.masses().scale == row.masses(row.own.temperature).scale);
 }
 
-// The key of the last token that top-k keeps, found by all CTAs, and the team's next exchange.
+// The key of the last token that top-k keeps, found by all CTAs, and the team's next turns.
 struct LastOfTopK {
-  uint32_t key, turn;
+  uint32_t key, turn, bins_turn;
 };
 template <typename T>
 __device__ __noinline__ LastOfTopK find_last_of_top_k(Team team, RowShare<T> part, Row row, uint32_t top,
                                                       uint32_t guess) {
   Border border;
-  const uint32_t key = Filters<T>{team, part, row, top, guess, Mass{}}.by_top_k(border).key;
-  return LastOfTopK{key, team.turn};
+  const Prefix prefix = Filters<T>{team, part, row, top, guess, Mass{}}.by_top_k(border);
+  return LastOfTopK{prefix.key, team.turn, team.bins_turn};
 }
 
 // Samples one row. The team is passed by value, because the first CTA may go on alone.
@@ -274,7 +270,7 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
 #pragma unroll
   for (auto& limbs : smem.limbs) limbs[team.thread] = 0;
   ptx::reconverge(team.zero);
-  if (team.ctas > 1) ptx::cluster_arrive();
+  if (team.ctas > 1) ptx::cluster_arrive_relaxed();
   __syncthreads();
   const RowParameters read = smem.read;
   const uint32_t* const allow = read.allow_row >= 0 ? p.allow + read.allow_row * p.allow_stride : nullptr;
@@ -312,7 +308,7 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
   Survey survey = survey_from(least);
   if (!filters.hold(survey, least) && filters.has_top_k() && about.own.top_k <= kMaxCandidates) {
     const LastOfTopK last = find_last_of_top_k(team, part, about, key_of(top.best), top.guess);
-    team.turn = last.turn;
+    team.turn = last.turn, team.bins_turn = last.bins_turn;
     least = last.key;
     survey = survey_from(least);
   }

@@ -62,10 +62,16 @@ GVR_DEVICE const RowParameters& parameters_of(const Team& team) {
   return team.ctas == 1 ? team.smem->read : team.smem->parameters;
 }
 
+// The largest of a number over the lanes, which are converged.
 GVR_DEVICE uint64_t warp_max(uint64_t value) {
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, d));
-  return value;
+  const uint32_t high = static_cast<uint32_t>(value >> 32), most = __reduce_max_sync(0xffffffffu, high);
+  const uint32_t low = __reduce_max_sync(0xffffffffu, high == most ? static_cast<uint32_t>(value) : 0);
+  return static_cast<uint64_t>(most) << 32 | low;
+}
+
+// The largest of a word of `count` records, up to 32. The warp is converged, and stays so without a branch.
+GVR_DEVICE uint64_t max_of_records(const Record* records, int count, int word, int lane) {
+  return warp_max(records[min(lane, count - 1)].word[word]);
 }
 
 // The largest of a number over this CTA. It takes one block barrier. Lanes may come to it apart.
@@ -73,9 +79,9 @@ GVR_DEVICE uint64_t block_max(const Team& team, uint64_t value) {
   ptx::reconverge(team.zero);
   value = warp_max(value);
   if (team.lane == 0) team.smem->warp_record[team.warp].word[3] = value;
+  ptx::reconverge(team.zero);
   __syncthreads();
-  for (int w = 0; w < kWarps; ++w) value = max(value, team.smem->warp_record[w].word[3]);
-  return value;
+  return max_of_records(team.smem->warp_record, kWarps, 3, team.lane);
 }
 
 // Fills the places behind the kept tokens.

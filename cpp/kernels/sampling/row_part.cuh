@@ -67,8 +67,8 @@ struct alignas(16) SampleShared {
   uint32_t word;
   union {
     struct {
-      uint64_t bins[2][kBins];
-      uint32_t limbs[3][kBins];  // what a bin holds, in digits of kLimbBits bits
+      uint64_t bins[2][kBins + 1];  // the last one is what the threads have beside bins
+      uint32_t limbs[3][kBins];     // what a bin holds, in digits of kLimbBits bits
       alignas(16) uint32_t maxima[kThreads];
     };
     uint64_t candidates[kMaxCandidates];  // of a row that the first CTA finishes alone
@@ -90,8 +90,9 @@ struct Team {
   int ctas;
   int rank;
   int thread, warp, lane;
-  uint32_t zero;      // see ptx::unknown_zero
-  uint32_t turn = 0;  // of the exchange; the same in all threads of the team
+  uint32_t zero;           // see ptx::unknown_zero
+  uint32_t turn = 0;       // of the exchange; the same in all threads of the team
+  uint32_t bins_turn = 0;  // of the bins, likewise
 
   // This thread's place in its cluster.
   GVR_DEVICE static Team here() {
@@ -163,13 +164,19 @@ struct Team {
   }
 };
 
-// The largest element of a vector.
+// The largest element of a vector, or NaN if one of them is.
 template <typename T>
 GVR_DEVICE float largest(const uint4& vec) {
-  float most = element<T>(vec, 0);
-#pragma unroll
-  for (int e = 1; e < kPerVec<T>; ++e) most = fmaxf(most, element<T>(vec, e));
-  return most;
+  if constexpr (sizeof(T) == 4) {
+    return ptx::max_or_nan(ptx::max_or_nan(element<T>(vec, 0), element<T>(vec, 1)),
+                           ptx::max_or_nan(element<T>(vec, 2), element<T>(vec, 3)));
+  } else {
+    const auto larger = [](uint32_t a, uint32_t b) {
+      return std::is_same_v<T, __half> ? ptx::max_or_nan_f16x2(a, b) : ptx::max_or_nan_bf16x2(a, b);
+    };
+    const uint4 pair{larger(larger(vec.x, vec.y), larger(vec.z, vec.w)), 0, 0, 0};
+    return ptx::max_or_nan(element<T>(pair, 0), element<T>(pair, 1));
+  }
 }
 
 template <typename T>
@@ -189,16 +196,22 @@ struct RowShare {
   // Starts to copy the row here. Elements past its end become -inf. A thread may read what it has copied
   // behind its own wait, and the others behind a block barrier.
   GVR_DEVICE void fetch(const T* row, bool aligned, int vocabulary, int lane) const {
-#pragma unroll 4
-    for (int j = lane; j < vectors; j += 32) {
+    const int whole = aligned ? max(min(vocabulary / kPerVec<T> - first, vectors), 0) : 0;
+#pragma unroll 1
+    for (int j = lane; j < whole; j += 128) {
+      const T* const from = row + token(j, 0);
+      ptx::copy_async_before<0>(j, whole, address + 16 * j, from);
+      ptx::copy_async_before<512>(j, whole - 32, address + 16 * j, from);
+      ptx::copy_async_before<1024>(j, whole - 64, address + 16 * j, from);
+      ptx::copy_async_before<1536>(j, whole - 96, address + 16 * j, from);
+    }
+#pragma unroll 1
+    for (int j = whole / 32 * 32 + lane; j < vectors; j += 32) {
+      if (j < whole) continue;
       const int begin = token(j, 0), left = vocabulary - begin;
-      if (aligned && left >= kPerVec<T>) {
-        ptx::copy_async(address + 16 * j, row + begin);
-      } else {
-        const uint4 vec =
-            left > 0 ? load_elements(row + begin, min(left, kPerVec<T>)) : negative_infinity_vec<T>();
-        ptx::store_shared(address + 16 * j, vec);
-      }
+      const uint4 vec =
+          left > 0 ? load_elements(row + begin, min(left, kPerVec<T>)) : negative_infinity_vec<T>();
+      ptx::store_shared(address + 16 * j, vec);
     }
     ptx::commit_copies();
   }
@@ -320,22 +333,15 @@ __device__ __noinline__ bool mask_row(RowShare<T> part, const uint32_t* allow, i
   return nan;
 }
 
-// Finds the largest of this thread's elements. They may hold NaN if `nan` becomes true: then some are NaN, or
-// infinite with both signs.
+// Finds the largest of this thread's elements, which has no meaning if one of them is NaN.
 template <typename T>
 GVR_DEVICE ThreadBest best_of(const RowShare<T>& part, int lane) {
   ThreadBest best;
 #pragma unroll 4
   for (int j = lane; j < part.vectors; j += 32) {
     const uint4 vec = ptx::load_shared(part.address + 16 * j);
-    float most = element<T>(vec, 0), sum = most;
-#pragma unroll
-    for (int e = 1; e < kPerVec<T>; ++e) {
-      const float x = element<T>(vec, e);
-      most = fmaxf(most, x);
-      sum += x;
-    }
-    best.nan |= isnan(sum);
+    const float most = largest<T>(vec);
+    best.nan |= isnan(most);
     if (most > best.value) best.value = most, best.vector = j;
   }
   return best;

@@ -21,6 +21,8 @@ struct MassParts {
   static constexpr float kHighBase = 3.0f, kLowBase = 0x1.8p-20f;  // which lie 2^-22 and 2^-43 from the next
   uint32_t high = 0, low = 0;
 
+  GVR_DEVICE void operator+=(const MassParts& other) { high += other.high, low += other.low; }
+
   // The sum, if it is one of `count` masses.
   GVR_DEVICE uint64_t sum(uint32_t count) const {
     const uint32_t highs = high - count * __float_as_uint(kHighBase);
@@ -93,6 +95,50 @@ GVR_DEVICE T warp_prefix(T value, int lane) {
   return value;
 }
 
+// A word of one of up to eight records, and its sum over that record and those before.
+struct RecordPrefix {
+  uint64_t own, upto;
+};
+
+// Each lane has a word of a record: the four lanes of record 0 come first. The warp is converged.
+GVR_DEVICE RecordPrefix prefix_records(const Record* records, int count, int lane) {
+  static_assert(kWarps <= 8 && kMaxSampleCtas <= 8 && sizeof(Record) == 4 * sizeof(uint64_t));
+  const uint64_t word = records[min(lane / 4, count - 1)].word[lane % 4];  // no branch
+  const uint64_t own = lane / 4 < count ? word : 0;
+  uint64_t upto = own;
+#pragma unroll
+  for (int d = 4; d < 32; d *= 2) {
+    const uint64_t other = __shfl_up_sync(0xffffffffu, upto, d);
+    if (lane >= d) upto += other;
+  }
+  return RecordPrefix{own, upto};
+}
+
+// Adds up the first `kWords` words of `count` records: of those before number `at`, and of all.
+template <int kWords>
+GVR_DEVICE void sum_records(const Record* records, int count, int at, int lane, Record& before, Record& all) {
+  const RecordPrefix prefix = prefix_records(records, count, lane);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    before.word[i] = __shfl_sync(0xffffffffu, prefix.upto - prefix.own, 4 * at + i);
+    all.word[i] = __shfl_sync(0xffffffffu, prefix.upto, 28 + i);
+  }
+}
+
+// The sum of a number over the threads before this one, and over all. It takes two block barriers. Lanes may
+// come to it apart.
+GVR_DEVICE uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& total) {
+  ptx::reconverge(team.zero);
+  uint64_t before = warp_prefix(value, team.lane);
+  __syncthreads();  // Everybody has read the sums of the last time.
+  if (team.lane == 31) team.smem->warp_record[team.warp].word[0] = before;
+  __syncthreads();
+  Record warps{}, all{};
+  sum_records<1>(team.smem->warp_record, kWarps, team.warp, team.lane, warps, all);
+  total = all.word[0];
+  return warps.word[0] + before - value;
+}
+
 // Masses of one thread's elements, and those from a limit on: their mass, how many there are, and at which
 // steps.
 struct MassSums {
@@ -114,7 +160,7 @@ GVR_DEVICE MassSums add_masses_by(const RowShare<T>& part, const Masses& masses,
     for (int e = 0; e < kPerVec<T>; ++e) {
       if constexpr (kParts) {
         parts[e] = masses.parts(element<T>(vec, e));
-        all.high += parts[e].high, all.low += parts[e].low;
+        all += parts[e];
       } else {
         mass[e] = masses(element<T>(vec, e));
         sums.all += mass[e];
@@ -127,7 +173,7 @@ GVR_DEVICE MassSums add_masses_by(const RowShare<T>& part, const Masses& masses,
       if (!(element<T>(vec, e) >= least)) continue;
       ++sums.count;
       if constexpr (kParts) {
-        listed.high += parts[e].high, listed.low += parts[e].low;
+        listed += parts[e];
       } else {
         sums.listed += mass[e];
       }
@@ -146,19 +192,22 @@ __device__ __noinline__ MassSums add_masses(RowShare<T> part, Masses masses, flo
                             : add_masses_by<false>(part, masses, least, lane);
 }
 
-// Adds up the masses of this thread's elements from `least` on, which lie at `steps`.
-template <typename T>
-GVR_DEVICE MassSums add_masses_at(const Team& team, const RowShare<T>& part, const Masses& masses,
-                                  float least, uint64_t steps) {
-  ptx::reconverge(team.zero);
-  const auto most = static_cast<int>(__reduce_max_sync(0xffffffffu, __popcll(static_cast<long long>(steps))));
-  if (64 * most > part.vectors) return add_masses(part, masses, least, team.lane);
+// Adds up the masses of this thread's elements from `least` on, which are many and lie at `steps`.
+template <bool kParts, typename T>
+GVR_DEVICE MassSums add_masses_at(const RowShare<T>& part, const Masses& masses, float least, uint64_t steps,
+                                  int lane) {
   MassSums sums{};
-  part.for_each(steps, team.lane, [&](float x, int) {
-    sums.listed += masses(x >= least ? x : -INFINITY);
-    sums.count += x >= least;
+  MassParts parts;
+  part.for_each(steps, lane, [&](float x, int) {
+    const bool here = x >= least;
+    sums.count += here;
+    if constexpr (kParts) {
+      parts += masses.parts(here ? x : -INFINITY);
+    } else {
+      sums.listed += masses(here ? x : -INFINITY);
+    }
   });
-  ptx::reconverge(team.zero);
+  if constexpr (kParts) sums.listed = parts.sum(kPerVec<T> * __popcll(static_cast<long long>(steps)));
   return sums;
 }
 
@@ -218,18 +267,17 @@ GVR_DEVICE RowBins sum_bins(Team& team, const RowShare<T>& part, uint64_t steps,
     own = (own << kLimbBits) + smem.limbs[i][team.thread];
     smem.limbs[i][team.thread] = 0;
   }
-  uint64_t* const bins = smem.bins[team.turn & 1];
+  uint64_t* const bins = smem.bins[team.bins_turn++ & 1];
   bins[team.thread] = own;
-  Record mine{};
-  if (Measure::kLimbs > 1) {
+  if (Measure::kLimbs > 1 && team.thread == 0) {
+    uint64_t sum = 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) mine.word[0] += smem.warp_record[w].word[0];
+    for (int w = 0; w < kWarps; ++w) sum += smem.warp_record[w].word[0];
+    bins[kBins] = sum;
   }
-  const Record* const theirs = team.exchange(mine);
   team.sync();  // All bins are there.
-  RowBins sums{sum_of_ranks(team, bins[team.thread]), 0};
-  for (int rank = 0; rank < team.ctas; ++rank) sums.other += theirs[rank].word[0];
-  return sums;
+  return RowBins{sum_of_ranks(team, bins[team.thread]),
+                 Measure::kLimbs > 1 ? sum_of_ranks(team, bins[kBins]) : 0};
 }
 
 // The first bin at which the sum of bins reaches a target, and what that bin holds. Targets are above 0.
@@ -237,18 +285,8 @@ struct BinSearch {
   uint64_t before, total;  // the bins before this thread's, and all bins
 
   GVR_DEVICE BinSearch(const Team& team, uint64_t bin) {
-    SampleShared& smem = *team.smem;
-    const uint64_t upto = warp_prefix(bin, team.lane);
-    if (team.lane == 31) smem.warp_record[team.warp].word[1] = upto;
-    if (team.thread == 0) smem.found.bin = kBins;
-    __syncthreads();
-    before = upto - bin, total = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const uint64_t sum = smem.warp_record[w].word[1];
-      if (w < team.warp) before += sum;
-      total += sum;
-    }
+    if (team.thread == 0) team.smem->found.bin = kBins;
+    before = block_prefix(team, bin, total);
   }
 
   // The bin at which the sum reaches `target`, in all threads behind a block barrier.
@@ -279,7 +317,7 @@ GVR_DEVICE void count_sample(const Team& team, const RowShare<T>& part, const Ma
   }
   ptx::reconverge(team.zero);
   __syncthreads();
-  team.smem->bins[team.turn & 1][team.thread] = team.smem->limbs[0][team.thread];
+  team.smem->bins[team.bins_turn & 1][team.thread] = team.smem->limbs[0][team.thread];
   team.smem->limbs[0][team.thread] = 0;
 }
 
@@ -289,10 +327,10 @@ struct Interval {
 };
 
 // Takes the sample that all CTAs have counted ahead of the last exchange.
-GVR_DEVICE Interval expect_boundary(const Team& team, const Masses& masses, float octaves, float share) {
+GVR_DEVICE Interval expect_boundary(Team& team, const Masses& masses, float octaves, float share) {
   SampleShared& smem = *team.smem;
   team.sync();  // All counts are there.
-  const uint64_t count = sum_of_ranks(team, smem.bins[(team.turn - 1) & 1][team.thread]);
+  const uint64_t count = sum_of_ranks(team, smem.bins[team.bins_turn++ & 1][team.thread]);
   const float width = octaves / kBins, weight = exp2f(-width * (team.thread + 0.5f));
   const float mass = static_cast<float>(count) * weight, upto = warp_prefix(mass, team.lane);
   const float squares = warp_sum(mass * weight), lower = __shfl_up_sync(0xffffffffu, upto, 1);
@@ -372,8 +410,10 @@ GVR_DEVICE Cut find_cut(Team& team, const RowShare<T>& part, uint32_t floor, Spa
   border = border_from(team, part, value(sums_all ? first : span.low));
   if constexpr (Measure::kLimbs > 1) {
     if (sums_all || span.high < last) {
-      const MassSums sums =
-          add_masses_at(team, part, measure, value(sums_all ? first : span.high + 1), border.steps);
+      const float least = value(sums_all ? first : span.high + 1);
+      const MassSums sums = measure.has_parts()
+                                ? add_masses_at<true>(part, measure, least, border.steps, team.lane)
+                                : add_masses_at<false>(part, measure, least, border.steps, team.lane);
       border.above = sums.listed, border.count = sums.count;
     }
   }

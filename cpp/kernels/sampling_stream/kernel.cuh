@@ -118,22 +118,14 @@ GVR_DEVICE Listed add_lists(Team& team, int count, bool whole, uint64_t best, ui
   }
   ptx::reconverge(team.zero);
   __syncthreads();
-  Listed listed;
-  Record mine{{0, 0, least, 0}};
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    const Record& of = smem.warp_record[w];
-    if (w < team.warp) listed.before += of.word[0];
-    mine.word[0] += of.word[0], mine.word[1] = max(mine.word[1], of.word[1]);
-  }
-  const Record* const theirs = team.exchange(mine);
-  for (int rank = 0; rank < team.ctas; ++rank) {
-    const Record& of = theirs[rank];
-    if (rank < team.rank) listed.before += of.word[0];
-    listed.count += of.word[0], listed.best = max(listed.best, of.word[1]);
-    listed.least = max(listed.least, static_cast<uint32_t>(of.word[2]));
-  }
-  return listed;
+  Record before{}, before_cta{}, all{};
+  sampling::sum_records<1>(smem.warp_record, kWarps, team.warp, team.lane, before, all);
+  const uint64_t best_here = sampling::max_of_records(smem.warp_record, kWarps, 1, team.lane);
+  const Record* const theirs = team.exchange(Record{{all.word[0], best_here, least, 0}});
+  sampling::sum_records<1>(theirs, team.ctas, team.rank, team.lane, before_cta, all);
+  return Listed{before.word[0] + before_cta.word[0], all.word[0],
+                sampling::max_of_records(theirs, team.ctas, 1, team.lane),
+                static_cast<uint32_t>(sampling::max_of_records(theirs, team.ctas, 2, team.lane))};
 }
 
 // Reports the best token of a row, from its candidates.
@@ -168,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
     team.init_barriers();
   }
   ptx::reconverge(team.zero);
-  if (team.ctas > 1) ptx::cluster_arrive();
+  if (team.ctas > 1) ptx::cluster_arrive_relaxed();
   __syncthreads();
   if (team.ctas > 1) ptx::cluster_wait();
   // Each CTA has to go the same way, so all of them take the parameters that the first one has read.

@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, 3) rank_rows(const __grid_constant__
 #pragma unroll
   for (auto& limbs : smem.limbs) limbs[team.thread] = 0;
   ptx::reconverge(team.zero);
-  if (team.ctas > 1) ptx::cluster_arrive();
+  if (team.ctas > 1) ptx::cluster_arrive_relaxed();
   __syncthreads();
   const int token = static_cast<int>(smem.word);
   ptx::wait_copies<0>();
