@@ -242,16 +242,17 @@ __device__ __noinline__ void sample_from_row(Team team, RowShare<T> part, Row ro
                 filters.masses().scale == row.masses(row.own.temperature).scale);
 }
 
-// The key of the last token that top-k keeps, found by all CTAs, and the team's next turns.
-struct LastOfTopK {
+// A key that all tokens of top-k reach, and no more than one CTA takes if possible, found by all CTAs; and
+// the team's next turns.
+struct TopKBound {
   uint32_t key, turn, bins_turn;
 };
 template <typename T>
-__device__ __noinline__ LastOfTopK find_last_of_top_k(Team team, RowShare<T> part, Row row, uint32_t top,
-                                                      uint32_t guess) {
+__device__ __noinline__ TopKBound bound_top_k(Team team, RowShare<T> part, Row row, uint32_t top,
+                                              uint32_t guess) {
   Border border;
-  const Prefix prefix = Filters<T>{team, part, row, top, guess, Mass{}}.by_top_k(border);
-  return LastOfTopK{prefix.key, team.turn, team.bins_turn};
+  const Prefix prefix = Filters<T>{team, part, row, top, guess, Mass{}}.by_top_k(border, kMaxCandidates);
+  return TopKBound{prefix.key, team.turn, team.bins_turn};
 }
 
 // Samples one row. The team is passed by value, because the first CTA may go on alone.
@@ -307,9 +308,9 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
   };
   Survey survey = survey_from(least);
   if (!filters.hold(survey, least) && filters.has_top_k() && about.own.top_k <= kMaxCandidates) {
-    const LastOfTopK last = find_last_of_top_k(team, part, about, key_of(top.best), top.guess);
-    team.turn = last.turn, team.bins_turn = last.bins_turn;
-    least = last.key;
+    const TopKBound bound = bound_top_k(team, part, about, key_of(top.best), top.guess);
+    team.turn = bound.turn, team.bins_turn = bound.bins_turn;
+    least = bound.key;
     survey = survey_from(least);
   }
   if (!filters.hold(survey, least)) {

@@ -204,14 +204,15 @@ struct Filters {
     return Prefix{least_key(top, team, [&](float x) { return measure(x) >= least; }), kAllEqual};
   }
 
-  GVR_DEVICE Prefix by_top_k(Border& border) const {
+  // Top-k, or with it the tokens behind that make `enough` at most, if they are found on the way.
+  GVR_DEVICE Prefix by_top_k(Border& border, uint64_t enough = 0) const {
     if (!has_top_k()) return everything();
     const uint64_t k = own().top_k;
     uint64_t target;
     const uint32_t floor = everything().key;
     const Cut cut = find_cut(
         team, part, floor, Span{guess, top}, top, 0, Ones{}, [&](uint64_t) { return k; }, false, target,
-        border);
+        border, enough);
     if (cut.key < floor) return everything();  // There are fewer candidates.
     const uint64_t equal = k - cut.above;
     return Prefix{cut.key, equal == cut.at ? kAllEqual : equal};

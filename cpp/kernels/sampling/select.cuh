@@ -398,11 +398,12 @@ GVR_DEVICE Border border_from(const Team& team, const RowShare<T>& part, float l
 // Finds the key at which the sum over the elements from `floor` to `top`, and `extra` behind them, reaches a
 // target, which `target_of` makes of the whole sum. The boundary is expected between two keys, and is found
 // wherever it is. If it lies in `extra`, the key is `floor` - 1. If `sums_all` is false, `target_of` does not
-// need the whole sum. Otherwise `expected` ends with `top`.
+// need the whole sum. Otherwise `expected` ends with `top`. The search ends with any key behind the boundary
+// whose sum is at most `enough`.
 template <typename T, typename Measure, typename TargetOf>
 GVR_DEVICE Cut find_cut(Team& team, const RowShare<T>& part, uint32_t floor, Span expected, uint32_t top,
                         uint64_t extra, const Measure& measure, const TargetOf& target_of, bool sums_all,
-                        uint64_t& target, Border& border) {
+                        uint64_t& target, Border& border, uint64_t enough = 0) {
   const uint32_t first = least_narrow<T>(floor), last = top >> kInvariantBits<T>;
   const auto narrow = [&](uint32_t key) { return min(max(key >> kInvariantBits<T>, first), last); };
   const auto value = [](uint32_t key) { return key_to_float(whole_key<T>(key)); };
@@ -445,7 +446,9 @@ GVR_DEVICE Cut find_cut(Team& team, const RowShare<T>& part, uint32_t floor, Spa
     if (found.bin < kBins) {
       cut.above += found.above;
       span = span.bin(found.bin);
-      if (span.low == span.high) return Cut{whole_key<T>(span.high), cut.above, found.at, false};
+      if (span.low == span.high || cut.above + found.at <= enough) {
+        return Cut{whole_key<T>(span.low), cut.above, found.at, false};
+      }
       // Two elements of the bin would have more.
       if (Measure::kLimbs > 1 && found.at < 2 * measure(value(span.low))) {
         return Cut{whole_key<T>(span.low), cut.above, found.at, true};
