@@ -26,7 +26,7 @@ GVR_DEVICE Survey survey_row(Team& team, const RowShare<T>& part, float least, f
   Record own{};
   if (octaves > 0.0f) {
     count_sample(team, part, filters, octaves, least);
-    const MassSums mine = add_masses(part, filters, least, team.lane);
+    const MassSums mine = add_masses<true>(part, filters, least, team.lane);
     ptx::reconverge(team.zero);
     survey.steps = mine.steps;
     own.word[0] = __reduce_add_sync(0xffffffffu, mine.count);
@@ -39,9 +39,9 @@ GVR_DEVICE Survey survey_row(Team& team, const RowShare<T>& part, float least, f
     own.word[0] = __reduce_add_sync(0xffffffffu, count);
   }
   if (wants_raw) {
-    const MassSums mine = add_masses(part, raw, INFINITY, team.lane);
+    const uint64_t mine = add_all_masses(part, raw, team.lane);
     ptx::reconverge(team.zero);
-    own.word[3] = warp_sum(mine.all);
+    own.word[3] = warp_sum(mine);
   }
   const WarpSums sums = sum_warps<4>(team, own);
   survey.place = sums.before.word[0];

@@ -116,7 +116,7 @@ template <typename T>
 __device__ __noinline__ void take_one(Team team, RowShare<T> part, Row row, int token) {
   uint64_t raw = 0;
   if (row.wants_raw()) {
-    raw = sum_threads(team, add_masses(part, row.masses(1.0f), INFINITY, team.lane).all).all.word[0];
+    raw = sum_threads(team, add_all_masses(part, row.masses(1.0f), team.lane)).all.word[0];
   }
   report_one(team, row, token, raw, [&](const Found& found) { write_rank(team, part, row, found); });
 }
@@ -159,7 +159,8 @@ GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& ro
   if (!filtered) {
     // Tokens outside of the set have no mass. Those in it are counted if somebody asks.
     const bool counts = p.counts != nullptr || p.limits != nullptr || p.kept != nullptr;
-    const MassSums mine = add_masses(part, masses, counts ? set.least : INFINITY, team.lane);
+    const MassSums mine = counts ? add_masses<true>(part, masses, set.least, team.lane)
+                                 : add_masses<false>(part, masses, INFINITY, team.lane);
     mass = mine.all, count = mine.count;
   } else {
     const bool split = measured && set.least <= border.high;
@@ -173,9 +174,9 @@ GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& ro
   ptx::reconverge(team.zero);
   Record own{{warp_sum(mass), __reduce_add_sync(0xffffffffu, count)}};
   if (row.wants_raw()) {
-    const MassSums mine = add_masses(part, row.masses(1.0f), INFINITY, team.lane);
+    const uint64_t mine = add_all_masses(part, row.masses(1.0f), team.lane);
     ptx::reconverge(team.zero);
-    own.word[2] = warp_sum(mine.all);
+    own.word[2] = warp_sum(mine);
   }
   const WarpSums sums = sum_warps<3>(team, own);
   Outcome outcome{Found{}, static_cast<int>(sums.all.word[1]), row.own.temperature, sums.all.word[0],

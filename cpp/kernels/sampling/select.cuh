@@ -146,8 +146,8 @@ struct MassSums {
   uint32_t count;
 };
 
-// Adds up the masses of this thread's elements.
-template <bool kParts, typename T>
+// Adds up the masses of this thread's elements. If `kLists`, those from `least` on are summed apart.
+template <bool kLists, bool kParts, typename T>
 GVR_DEVICE MassSums add_masses_by(const RowShare<T>& part, const Masses& masses, float least, int lane) {
   MassSums sums{};
   MassParts all, listed;
@@ -166,7 +166,7 @@ GVR_DEVICE MassSums add_masses_by(const RowShare<T>& part, const Masses& masses,
         sums.all += mass[e];
       }
     }
-    if (!(largest<T>(vec) >= least)) continue;
+    if (!kLists || !(largest<T>(vec) >= least)) continue;
     sums.steps |= uint64_t{1} << (j / 32);
 #pragma unroll
     for (int e = 0; e < kPerVec<T>; ++e) {
@@ -186,10 +186,14 @@ GVR_DEVICE MassSums add_masses_by(const RowShare<T>& part, const Masses& masses,
   return sums;
 }
 
-template <typename T>
+template <bool kLists, typename T>
 __device__ __noinline__ MassSums add_masses(RowShare<T> part, Masses masses, float least, int lane) {
-  return masses.has_parts() ? add_masses_by<true>(part, masses, least, lane)
-                            : add_masses_by<false>(part, masses, least, lane);
+  return masses.has_parts() ? add_masses_by<kLists, true>(part, masses, least, lane)
+                            : add_masses_by<kLists, false>(part, masses, least, lane);
+}
+template <typename T>
+GVR_DEVICE uint64_t add_all_masses(const RowShare<T>& part, const Masses& masses, int lane) {
+  return add_masses<false>(part, masses, INFINITY, lane).all;
 }
 
 // Adds up the masses of this thread's elements from `least` on, which are many and lie at `steps`.
