@@ -67,6 +67,13 @@ GVR_DEVICE float log2(float x) {
   return y;
 }
 
+// Returns 2^x.
+GVR_DEVICE float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Returns x to the power of `exponent`; x must be positive.
 GVR_DEVICE float power(float x, float exponent) {
   float y;

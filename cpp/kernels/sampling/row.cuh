@@ -102,8 +102,9 @@ struct NoiseBound {
     // Of scores without bound, or with large roundings, nothing is known; nothing is greater than NaN.
     if (!(fabsf(offset) < 0x1p16f)) offset = NAN;
   }
+  // A token at +inf is never excluded.
   GVR_DEVICE bool excludes(float x, uint32_t hash) const {
-    return static_cast<float>(hash) > exp2f(fmaf(isinf(x) ? 0.0f : x, scale, offset));
+    return static_cast<float>(hash) > ptx::power_of_2(fmaf(x, scale, offset));
   }
 };
 
