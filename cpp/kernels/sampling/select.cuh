@@ -215,17 +215,18 @@ GVR_DEVICE MassSums add_masses_at(const RowShare<T>& part, const Masses& masses,
   return sums;
 }
 
-// The sum of what each CTA has in a place of its shared memory. All loads are under way at once.
+// The sum of what each CTA has in a place of its shared memory. All loads are under way at once. There are 1,
+// 2, 4 or 8 CTAs, and eight loads reach each of them equally often. Sums of masses of a part are below 2^60.
 GVR_DEVICE uint64_t sum_of_ranks(const Team& team, const uint64_t& place) {
   const uint32_t address = ptx::shared_address(&place);
   uint64_t each[kMaxSampleCtas], sum = 0;
 #pragma unroll
   for (int rank = 0; rank < kMaxSampleCtas; ++rank) {
-    each[rank] = ptx::load_from_rank(address, min(rank, team.ctas - 1));
+    each[rank] = ptx::load_from_rank(address, rank & (team.ctas - 1));
   }
 #pragma unroll
-  for (int rank = 0; rank < kMaxSampleCtas; ++rank) sum += rank < team.ctas ? each[rank] : 0;
-  return sum;
+  for (int rank = 0; rank < kMaxSampleCtas; ++rank) sum += each[rank];
+  return sum >> __popc(kMaxSampleCtas - team.ctas);
 }
 
 // The value up to which elements reach to a key, given without the bits that keys of T have in common.
