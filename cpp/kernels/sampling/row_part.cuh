@@ -248,18 +248,6 @@ struct RowShare {
     }
   }
 
-  // Those of some steps at which it has elements from `least` to `most`.
-  GVR_DEVICE uint64_t steps_between(uint64_t steps, float least, float most, int lane) const {
-    uint64_t there = 0;
-    for_each_vector(steps, lane, [&](int j, const uint4& vec) {
-      bool any = false;
-#pragma unroll
-      for (int e = 0; e < kPerVec<T>; ++e) any |= element<T>(vec, e) >= least && element<T>(vec, e) <= most;
-      there |= static_cast<uint64_t>(any) << (j / 32);
-    });
-    return there;
-  }
-
   // Calls visit(value, token) for the elements of a vector that have a bit.
   template <typename Visit>
   GVR_DEVICE void for_each_bit(uint32_t bits, int vector, Visit visit) const {

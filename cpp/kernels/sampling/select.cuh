@@ -196,20 +196,27 @@ GVR_DEVICE uint64_t add_all_masses(const RowShare<T>& part, const Masses& masses
   return add_masses<false>(part, masses, INFINITY, lane).all;
 }
 
-// Adds up the masses of this thread's elements from `least` on, which are many and lie at `steps`.
+// Adds up the masses of this thread's elements from `least` on, which are many and lie at `steps`. The steps
+// of the sums are those at which there are others from `low` on.
 template <bool kParts, typename T>
-GVR_DEVICE MassSums add_masses_at(const RowShare<T>& part, const Masses& masses, float least, uint64_t steps,
-                                  int lane) {
+GVR_DEVICE MassSums add_masses_at(const RowShare<T>& part, const Masses& masses, float low, float least,
+                                  uint64_t steps, int lane) {
   MassSums sums{};
   MassParts parts;
-  part.for_each(steps, lane, [&](float x, int) {
-    const bool here = x >= least;
-    sums.count += here;
-    if constexpr (kParts) {
-      parts += masses.parts(here ? x : -INFINITY);
-    } else {
-      sums.listed += masses(here ? x : -INFINITY);
+  part.for_each_vector(steps, lane, [&](int j, const uint4& vec) {
+    bool others = false;
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      const float x = element<T>(vec, e);
+      const bool here = x >= least;
+      sums.count += here, others |= x >= low && !here;
+      if constexpr (kParts) {
+        parts += masses.parts(here ? x : -INFINITY);
+      } else {
+        sums.listed += masses(here ? x : -INFINITY);
+      }
     }
+    sums.steps |= static_cast<uint64_t>(others) << (j / 32);
   });
   if constexpr (kParts) sums.listed = parts.sum(kPerVec<T> * __popcll(static_cast<long long>(steps)));
   return sums;
@@ -413,19 +420,18 @@ GVR_DEVICE Cut find_cut(Team& team, const RowShare<T>& part, uint32_t floor, Spa
   const auto narrow = [&](uint32_t key) { return min(max(key >> kInvariantBits<T>, first), last); };
   const auto value = [](uint32_t key) { return key_to_float(whole_key<T>(key)); };
   Span span{min(narrow(expected.low), narrow(expected.high)), narrow(expected.high)};
-  border = border_from(team, part, value(sums_all ? first : span.low));
+  const float low = value(sums_all ? first : span.low);
+  border = border_from(team, part, low);
+  uint64_t steps = border.steps;
   if constexpr (Measure::kLimbs > 1) {
     if (sums_all || span.high < last) {
-      const float least = value(sums_all ? first : span.high + 1);
+      const float least = sums_all ? low : value(span.high + 1);
       const MassSums sums = measure.has_parts()
-                                ? add_masses_at<true>(part, measure, least, border.steps, team.lane)
-                                : add_masses_at<false>(part, measure, least, border.steps, team.lane);
+                                ? add_masses_at<true>(part, measure, low, least, steps, team.lane)
+                                : add_masses_at<false>(part, measure, low, least, steps, team.lane);
       border.above = sums.listed, border.count = sums.count;
+      if (!sums_all) steps = sums.steps;
     }
-  }
-  uint64_t steps = border.steps;
-  if (span.high < last) {
-    steps = part.steps_between(steps, value(span.low), value_of_end<T>(span.high), team.lane);
   }
   Cut cut{floor - 1, 0, 0, false};
 #pragma unroll 1
