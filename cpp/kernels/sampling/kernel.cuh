@@ -7,10 +7,11 @@
 // - take: the row is copied, NaN and forbidden tokens become -inf, and the largest value is found. With its
 //   own, the first CTA sends the parameters that it has read to all CTAs. A greedy row ends here;
 // - cut: every filter keeps a prefix of the tokens in descending order of values. If few tokens surely hold
-//   all of it, the first CTA sorts them and finishes the row alone (sampling/candidates.cuh). Otherwise all
-//   CTAs find where it ends by sums over bins of keys (sampling/select.cuh), the first of which lie where it
-//   is guessed: for top-k above a value that enough threads have reached, for top-p in an interval that holds
-//   its share of a sample's mass, or above a value behind which no mass is expected;
+//   all of it, the first CTA sorts them and finishes the row alone (sampling/candidates.cuh). For a large
+//   top-k all CTAs first search for a value that few reach. Otherwise they find where the prefix ends by sums
+//   over bins of keys (sampling/select.cuh), the first of which lie where it is guessed: for top-k above a
+//   value that enough threads have reached, for top-p in an interval that holds its share of a sample's mass,
+//   or above a value behind which no mass is expected;
 // - draw: the kept masses are added up, and the token is found at which their sum exceeds a random share of
 //   the whole; or the largest kept score with noise wins. Masses above the interval are known by then, and
 //   few scores are computed, because the hash of most tokens is too large to win (sampling/draw.cuh);
@@ -307,14 +308,23 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
     return survey_row(team, part, key_to_float(key), filters.sampled_octaves(), filters.masses(),
                       about.wants_raw(), about.masses(1.0f));
   };
-  Survey survey = survey_from(least);
-  if (!filters.hold(survey, least) && filters.has_top_k() && about.own.top_k <= kMaxCandidates) {
+  // More tokens than k reach the guess. Of a large k they are too many, so the search comes first.
+  constexpr int kMostGuessed = kMaxCandidates * 2 / 3;
+  const bool searches = filters.has_top_k() && about.own.top_k <= kMaxCandidates;
+  bool holds = false;
+  Survey survey{};
+  if (!searches || about.own.top_k <= kMostGuessed) {
+    survey = survey_from(least);
+    holds = filters.hold(survey, least);
+  }
+  if (!holds && searches) {
     const TopKBound bound = bound_top_k(team, part, about, key_of(top.best), top.guess);
     team.turn = bound.turn, team.bins_turn = bound.bins_turn;
     least = bound.key;
     survey = survey_from(least);
+    holds = filters.hold(survey, least);
   }
-  if (!filters.hold(survey, least)) {
+  if (!holds) {
     sample_from_row(team, part, about, key_of(top.best), top.guess, Mass{survey.all, survey.listed, least});
     return;
   }
