@@ -57,8 +57,8 @@ struct CandidateSink {
 
   GVR_DEVICE explicit CandidateSink(const Team& team_)
       : team(team_),
-        address(ptx::map_to_rank(ptx::shared_address(team.smem->candidates), 0)),
-        barrier(team.address_of(team.smem->barriers[kCandidatesBarrier], 0)) {}
+        address(ptx::map_to_rank(ptx::shared_address(team.smem().candidates), 0)),
+        barrier(team.address_of(team.smem().barriers[kCandidatesBarrier], 0)) {}
 
   // `at` follows from counts that all CTAs have got; it is clamped all the same.
   GVR_DEVICE void put(uint32_t at, uint64_t candidate) const {
@@ -66,7 +66,7 @@ struct CandidateSink {
     if (team.ctas > 1) {
       ptx::store_async(address + offset, candidate, barrier);
     } else {
-      team.smem->candidates[offset / 8] = candidate;
+      team.smem().candidates[offset / 8] = candidate;
     }
   }
 };
@@ -114,11 +114,11 @@ GVR_DEVICE void wait_for_candidates(const Team& team, const Survey& survey) {
     return;
   }
   if (team.thread == 0) {
-    ptx::barrier_expect_tx(team.address_of(team.smem->barriers[kCandidatesBarrier], 0),
+    ptx::barrier_expect_tx(team.address_of(team.smem().barriers[kCandidatesBarrier], 0),
                            static_cast<uint32_t>(survey.count) * sizeof(uint64_t));
   }
   ptx::reconverge(team.zero);
-  ptx::barrier_wait(ptx::shared_address(&team.smem->barriers[kCandidatesBarrier]), 0);
+  ptx::barrier_wait(ptx::shared_address(&team.smem().barriers[kCandidatesBarrier]), 0);
   ptx::reconverge(team.zero);
 }
 
@@ -143,8 +143,8 @@ struct Candidates {
   // Sorts `count` candidates with keys from `least` to `best`: those of a bin come together, and are compared
   // with each other.
   GVR_DEVICE Candidates(const Team& team_, uint32_t least, uint32_t best, int count_)
-      : team(team_), by_rank(team_.smem->candidates), count(count_) {
-    uint64_t* const listed = team.smem->candidates;
+      : team(team_), by_rank(team_.smem().candidates), count(count_) {
+    uint64_t* const listed = team.smem().candidates;
     SortingSpace& space = *reinterpret_cast<SortingSpace*>(storage + kSampleFixedBytes + team.zero);
     const uint64_t greatest = ranked(best, 0);
     const int shift = max(0, 64 - kLog2Bins - __clzll(static_cast<long long>(greatest - ranked(least, -1))));
@@ -204,7 +204,7 @@ struct Candidates {
     uint64_t before = block_prefix(team, sum, total);
     const int counted = counts_all ? count : near_first ? min(by_k, near) : by_k;
     // The thread of the last counted candidate tells the others the sum.
-    uint64_t* const shared_sum = &team.smem->found.above;
+    uint64_t* const shared_sum = &team.smem().found.above;
     uint64_t upto = before;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {

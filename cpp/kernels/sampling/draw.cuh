@@ -35,7 +35,7 @@ struct WarpSums {
 // use.
 template <int kWords>
 GVR_DEVICE WarpSums sum_warps(Team& team, const Record& own) {
-  SampleShared& smem = *team.smem;
+  SampleShared& smem = team.smem();
   WarpSums sums{};
   if (team.lane == 0) smem.warp_record[team.warp] = own;
   ptx::reconverge(team.zero);
@@ -77,7 +77,7 @@ template <typename T, typename Measure>
 GVR_DEVICE Found find_token(const Team& team, const RowShare<T>& part, const WarpSums& sums, uint64_t target,
                             Measure measure) {
   Found found{false, 0.0f, 0};
-  const RecordPrefix prefix = prefix_records(team.smem->warp_record, kWarps, team.lane);
+  const RecordPrefix prefix = prefix_records(team.smem().warp_record, kWarps, team.lane);
   uint64_t before = sums.before_cta.word[0] + prefix.upto - prefix.own;
   const bool there = team.lane % 4 == 0 && before <= target && target - before < prefix.own;
   const int lane = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, there))) - 1;
@@ -114,7 +114,7 @@ GVR_DEVICE Found find_token(const Team& team, const RowShare<T>& part, const War
 
 // Sends a word to all CTAs. It is there behind the next barrier of the team.
 GVR_DEVICE void send_word(const Team& team, uint32_t word) {
-  const uint32_t address = ptx::shared_address(&team.smem->word);
+  const uint32_t address = ptx::shared_address(&team.smem().word);
   for (int rank = 0; rank < team.ctas; ++rank) ptx::store_to_rank(address, rank, word);
 }
 
@@ -129,7 +129,7 @@ GVR_DEVICE KeptSet set_through(Team& team, const RowShare<T>& part, float least,
   const Found found = find_token(team, part, sums, last_of(sums.all.word[0]), equal);
   if (found.here) send_word(team, found.token);
   team.sync();
-  set.token = team.smem->word;
+  set.token = team.smem().word;
   return set;
 }
 
@@ -141,7 +141,7 @@ GVR_DEVICE uint32_t put_maximum(const Team& team, uint32_t key, bool by_group) {
     key = max(key, __shfl_xor_sync(0xffffffffu, key, 1));
     key = max(key, __shfl_xor_sync(0xffffffffu, key, 2));
   }
-  team.smem->maxima[by_group ? team.thread / 4 : team.thread] = key / 2;
+  team.smem().maxima[by_group ? team.thread / 4 : team.thread] = key / 2;
   return key;
 }
 
@@ -155,27 +155,27 @@ GVR_DEVICE void find_reached(const Team& team, bool by_group, uint32_t own, int 
   uint32_t greater = 0;
 #pragma unroll 4
   for (int i = 0; i < count; i += 4) {
-    const uint4 others = *reinterpret_cast<const uint4*>(&team.smem->maxima[i]);
+    const uint4 others = *reinterpret_cast<const uint4*>(&team.smem().maxima[i]);
     greater += ((half - others.x) >> 31) + ((half - others.y) >> 31) + ((half - others.z) >> 31) +
                ((half - others.w) >> 31);
   }
   ptx::reconverge(team.zero);
   const bool reaches = static_cast<int>(greater) < share;
   const uint32_t reached = __reduce_min_sync(0xffffffffu, reaches ? own : kMaxKey);
-  if (team.lane == 0) atomicMin(&team.smem->word, reached);
+  if (team.lane == 0) atomicMin(&team.smem().word, reached);
 }
 
 // A key that the keys of `share` threads, or of so many groups, reach, and few others. Block barriers stand
 // before and within.
 GVR_DEVICE uint32_t reached_by(const Team& team, uint32_t key, bool by_group, int share) {
-  if (team.thread == 0) team.smem->word = kMaxKey;
+  if (team.thread == 0) team.smem().word = kMaxKey;
   ptx::reconverge(team.zero);
   key = put_maximum(team, key, by_group);
   ptx::reconverge(team.zero);
   __syncthreads();
   find_reached(team, by_group, key, share);
   __syncthreads();
-  return team.smem->word;
+  return team.smem().word;
 }
 
 // Calls visit(place, token, value) for the kept tokens that lie in this warp's part of the row, where `place`

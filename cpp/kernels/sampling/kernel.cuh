@@ -51,7 +51,7 @@ GVR_DEVICE int share_of(const RowParameters& own, int ctas) {
 // Finds the largest value of the row, and hands out what the first CTA has read as its parameters. If `share`
 // is not 0, the guess is a key that so many threads, or groups of four, of each CTA reach.
 GVR_DEVICE RowTop top_of(Team& team, uint64_t best, bool nan, int share) {
-  SampleShared& smem = *team.smem;
+  SampleShared& smem = team.smem();
   constexpr int kMostOfGroups = kGroups / 3;
   const bool by_group = share <= kMostOfGroups;
   const uint32_t own = share > 0 ? put_maximum(team, key_of(best), by_group) : 0;
@@ -105,7 +105,7 @@ template <typename T>
 GVR_DEVICE void write_rank(Team& team, const RowShare<T>& part, const Row& row, const Found& found) {
   if (found.here) send_word(team, __float_as_uint(found.value));
   team.sync();
-  const float value = __uint_as_float(team.smem->word);
+  const float value = __uint_as_float(team.smem().word);
   const WarpSums above = count_elements(team, part, part.every_step(team.lane), [&](float x, int token) {
     return x >= value && token < row.p.vocabulary;
   });
@@ -127,7 +127,7 @@ __device__ __noinline__ void take_one(Team team, RowShare<T> part, Row row, int 
 template <typename T>
 GVR_DEVICE uint64_t best_noisy(const Team& team, const RowShare<T>& part, const Row& row, const KeptSet& set,
                                uint32_t hash, uint64_t steps) {
-  uint32_t* const shared_best = &team.smem->word;
+  uint32_t* const shared_best = &team.smem().word;
   if (team.thread == 0) *shared_best = 0;
   __syncthreads();
   uint64_t best = 0;
@@ -260,7 +260,7 @@ __device__ __noinline__ TopKBound bound_top_k(Team team, RowShare<T> part, Row r
 // Samples one row. The team is passed by value, because the first CTA may go on alone.
 template <typename T>
 GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
-  SampleShared& smem = *team.smem;
+  SampleShared& smem = team.smem();
   const bool writer = team.rank == 0 && team.thread == 0;
   const T* const scores = static_cast<const T*>(p.logits) + row * p.logits_stride;
   const RowShare<T> part(p, team);

@@ -48,8 +48,8 @@ GVR_DEVICE RowParameters read_parameters(const SampleParams& p, int row) {
 // it.
 GVR_DEVICE void send_parameters(const Team& team, int rank, uint32_t completes) {
   if (team.rank > 0) return;
-  const auto* const words = reinterpret_cast<const uint64_t*>(&team.smem->read);
-  const uint32_t address = ptx::map_to_rank(ptx::shared_address(&team.smem->parameters), rank);
+  const auto* const words = reinterpret_cast<const uint64_t*>(&team.smem().read);
+  const uint32_t address = ptx::map_to_rank(ptx::shared_address(&team.smem().parameters), rank);
   static_assert(sizeof(RowParameters) % 16 == 0);
 #pragma unroll
   for (int i = 0; i < static_cast<int>(sizeof(RowParameters)) / 16; ++i) {
@@ -59,7 +59,7 @@ GVR_DEVICE void send_parameters(const Team& team, int rank, uint32_t completes) 
 
 // The parameters that the first CTA has sent, behind their exchange.
 GVR_DEVICE const RowParameters& parameters_of(const Team& team) {
-  return team.ctas == 1 ? team.smem->read : team.smem->parameters;
+  return team.ctas == 1 ? team.smem().read : team.smem().parameters;
 }
 
 // The largest of a number over the lanes, which are converged.
@@ -78,10 +78,10 @@ GVR_DEVICE uint64_t max_of_records(const Record* records, int count, int word, i
 GVR_DEVICE uint64_t block_max(const Team& team, uint64_t value) {
   ptx::reconverge(team.zero);
   value = warp_max(value);
-  if (team.lane == 0) team.smem->warp_record[team.warp].word[3] = value;
+  if (team.lane == 0) team.smem().warp_record[team.warp].word[3] = value;
   ptx::reconverge(team.zero);
   __syncthreads();
-  return max_of_records(team.smem->warp_record, kWarps, 3, team.lane);
+  return max_of_records(team.smem().warp_record, kWarps, 3, team.lane);
 }
 
 // Fills the places behind the kept tokens.
@@ -341,9 +341,9 @@ GVR_DEVICE void draw_from_candidates(Team& team, const Row& row, const Candidate
   outcome.last = list.by_rank[kept - 1];
   outcome.write(row);
   if (p.ranks != nullptr) {
-    if (outcome.found.here) team.smem->word = order_key(outcome.found.value);
+    if (outcome.found.here) team.smem().word = order_key(outcome.found.value);
     __syncthreads();
-    const uint32_t key = team.smem->word;
+    const uint32_t key = team.smem().word;
     const int above = block_count<kEach>([&](int i) { return key_of(list.sorted[i]) >= key; });
     if (row.writer) p.ranks[row.number] = above;
   }
@@ -388,7 +388,7 @@ struct ShortList {
 // sort.
 static __device__ __noinline__ ShortList shorten_list(Team team, int k, int count) {
   constexpr int kEach = kMaxCandidates / kThreads;
-  uint64_t* const listed = team.smem->candidates;
+  uint64_t* const listed = team.smem().candidates;
   uint64_t own[kEach], most = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {

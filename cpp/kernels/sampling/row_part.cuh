@@ -86,7 +86,6 @@ extern __shared__ __align__(128) unsigned char storage[];
 
 // The CTAs of a row, and this thread's place in them.
 struct Team {
-  SampleShared* smem;
   int ctas;
   int rank;
   int thread, warp, lane;
@@ -98,12 +97,14 @@ struct Team {
   GVR_DEVICE static Team here() {
     Team team{};
     team.zero = ptx::unknown_zero();
-    team.smem = reinterpret_cast<SampleShared*>(storage + team.zero);
     team.ctas = static_cast<int>(ptx::cluster_size());
     team.rank = static_cast<int>(ptx::cluster_rank());
     team.thread = threadIdx.x, team.warp = threadIdx.x >> 5, team.lane = threadIdx.x & 31;
     return team;
   }
+
+  // Not a pointer: functions that get the team would not know that it points to shared memory.
+  GVR_DEVICE SampleShared& smem() const { return *reinterpret_cast<SampleShared*>(storage + zero); }
 
   // A barrier of all threads of all CTAs. Lanes may come to it apart.
   GVR_DEVICE void sync() const {
@@ -119,10 +120,10 @@ struct Team {
   // Initializes the transaction barriers, or ends their use. It is called by one thread, ahead of a barrier
   // of all CTAs, or behind one.
   GVR_DEVICE void init_barriers() const {
-    for (uint64_t& barrier : smem->barriers) ptx::barrier_init(ptx::shared_address(&barrier), 1);
+    for (uint64_t& barrier : smem().barriers) ptx::barrier_init(ptx::shared_address(&barrier), 1);
   }
   GVR_DEVICE void invalidate_barriers() const {
-    for (uint64_t& barrier : smem->barriers) ptx::barrier_invalidate(ptx::shared_address(&barrier));
+    for (uint64_t& barrier : smem().barriers) ptx::barrier_invalidate(ptx::shared_address(&barrier));
   }
 
   // The address of a barrier of this CTA, to which others complete their stores.
@@ -136,8 +137,8 @@ struct Team {
   template <typename More>
   GVR_DEVICE const Record* exchange(const Record& mine, uint32_t more_bytes, More more) {
     const uint32_t parity = turn >> 1 & 1;
-    Record* const inbox = smem->inbox[turn & 1];
-    const uint64_t& barrier = smem->barriers[turn++ & 1];
+    Record* const inbox = smem().inbox[turn & 1];
+    const uint64_t& barrier = smem().barriers[turn++ & 1];
     if (ctas == 1) {
       if (thread == 0) inbox[0] = mine;
       __syncthreads();

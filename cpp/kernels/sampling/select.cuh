@@ -131,10 +131,10 @@ GVR_DEVICE uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& tot
   ptx::reconverge(team.zero);
   uint64_t before = warp_prefix(value, team.lane);
   __syncthreads();  // Everybody has read the sums of the last time.
-  if (team.lane == 31) team.smem->warp_record[team.warp].word[0] = before;
+  if (team.lane == 31) team.smem().warp_record[team.warp].word[0] = before;
   __syncthreads();
   Record warps{}, all{};
-  sum_records<1>(team.smem->warp_record, kWarps, team.warp, team.lane, warps, all);
+  sum_records<1>(team.smem().warp_record, kWarps, team.warp, team.lane, warps, all);
   total = all.word[0];
   return warps.word[0] + before - value;
 }
@@ -253,7 +253,7 @@ struct RowBins {
 template <typename T, typename Measure>
 GVR_DEVICE RowBins sum_bins(Team& team, const RowShare<T>& part, uint64_t steps, Span span,
                             const Measure& measure, uint64_t other) {
-  SampleShared& smem = *team.smem;
+  SampleShared& smem = team.smem();
   const float low = key_to_float(whole_key<T>(span.low)), high = value_of_end<T>(span.high);
   const int shift = span.shift();
   part.for_each(
@@ -297,17 +297,17 @@ struct BinSearch {
   uint64_t before, total;  // the bins before this thread's, and all bins
 
   GVR_DEVICE BinSearch(const Team& team, uint64_t bin) {
-    if (team.thread == 0) team.smem->found.bin = kBins;
+    if (team.thread == 0) team.smem().found.bin = kBins;
     before = block_prefix(team, bin, total);
   }
 
   // The bin at which the sum reaches `target`, in all threads behind a block barrier.
   GVR_DEVICE FoundBin find(const Team& team, uint64_t bin, uint64_t target) const {
     if (before < target && target <= before + bin) {
-      team.smem->found = FoundBin{before, bin, static_cast<uint32_t>(team.thread)};
+      team.smem().found = FoundBin{before, bin, static_cast<uint32_t>(team.thread)};
     }
     __syncthreads();
-    return team.smem->found;
+    return team.smem().found;
   }
 };
 
@@ -324,13 +324,13 @@ GVR_DEVICE void count_sample(const Team& team, const RowShare<T>& part, const Ma
     for (int e = 0; e < kPerVec<T>; ++e) {
       const float x = element<T>(vec, e), bin = (masses.max - x) * bins;
       if (x >= least || !(bin < kBins)) continue;
-      ptx::add_shared(team.smem->limbs[0][static_cast<uint32_t>(fmaxf(bin, 0.0f))], 1, team.zero);
+      ptx::add_shared(team.smem().limbs[0][static_cast<uint32_t>(fmaxf(bin, 0.0f))], 1, team.zero);
     }
   }
   ptx::reconverge(team.zero);
   __syncthreads();
-  team.smem->bins[team.bins_turn & 1][team.thread] = team.smem->limbs[0][team.thread];
-  team.smem->limbs[0][team.thread] = 0;
+  team.smem().bins[team.bins_turn & 1][team.thread] = team.smem().limbs[0][team.thread];
+  team.smem().limbs[0][team.thread] = 0;
 }
 
 // The values between which `share` of the mass of the sampled elements ends, with high probability.
@@ -340,7 +340,7 @@ struct Interval {
 
 // Takes the sample that all CTAs have counted ahead of the last exchange.
 GVR_DEVICE Interval expect_boundary(Team& team, const Masses& masses, float octaves, float share) {
-  SampleShared& smem = *team.smem;
+  SampleShared& smem = team.smem();
   team.sync();  // All counts are there.
   const uint64_t count = sum_of_ranks(team, smem.bins[team.bins_turn++ & 1][team.thread]);
   const float width = octaves / kBins, weight = exp2f(-width * (team.thread + 0.5f));

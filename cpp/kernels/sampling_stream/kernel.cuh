@@ -109,7 +109,7 @@ struct Listed {
 // Adds up what each warp says of its list, and each CTA of its guess: the row may have changed between them.
 // A list that is not complete counts as too long.
 GVR_DEVICE Listed add_lists(Team& team, int count, bool whole, uint64_t best, uint32_t least) {
-  SampleShared& smem = *team.smem;
+  SampleShared& smem = team.smem();
   ptx::reconverge(team.zero);
   best = sampling::warp_max(best);
   whole = __all_sync(0xffffffffu, whole);
@@ -133,7 +133,7 @@ GVR_DEVICE void take_best(const Team& team, const Row& row, uint64_t best, int c
   sampling::report_one(team, row, sampling::token_of(best), 0, [&](const sampling::Found&) {
     int equal = 0;
     for (int i = team.thread; i - team.thread < count; i += kThreads) {
-      const bool has = i < count && sampling::key_of(team.smem->candidates[i]) == sampling::key_of(best);
+      const bool has = i < count && sampling::key_of(team.smem().candidates[i]) == sampling::key_of(best);
       equal += __syncthreads_count(has);
     }
     if (row.writer) row.p.ranks[row.number] = equal;
@@ -143,7 +143,7 @@ GVR_DEVICE void take_best(const Team& team, const Row& row, uint64_t best, int c
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant__ SampleParams p) {
   Team team = Team::here();
-  SampleShared& smem = *team.smem;
+  SampleShared& smem = team.smem();
   unsigned char* const rings = sampling::storage + kSampleFixedBytes + team.zero;
   ListShared& lists = *reinterpret_cast<ListShared*>(rings + kRingBytes);
   const int number = static_cast<int>(ptx::cluster_number());

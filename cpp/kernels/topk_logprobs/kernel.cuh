@@ -55,7 +55,7 @@ GVR_DEVICE RowSummary top_of(Team& team, const RowShare<T>& part, float most, in
   const uint32_t guess = sampling::reached_by(team, own, false, share);
   ptx::reconverge(team.zero);
   const uint32_t best = __reduce_max_sync(0xffffffffu, own);
-  if (team.lane == 0) team.smem->warp_record[team.warp].word[0] = best;
+  if (team.lane == 0) team.smem().warp_record[team.warp].word[0] = best;
   Record mine{};
   const int in_cta = token / kPerVec<T> - team.rank * sampling::kWarps * part.vectors;
   if (token >= 0 && in_cta >= 0 && in_cta < sampling::kWarps * part.vectors) {
@@ -66,7 +66,7 @@ GVR_DEVICE RowSummary top_of(Team& team, const RowShare<T>& part, float most, in
   __syncthreads();
 #pragma unroll
   for (int w = 0; w < sampling::kWarps; ++w) {
-    mine.word[0] = max(mine.word[0], team.smem->warp_record[w].word[0]);
+    mine.word[0] = max(mine.word[0], team.smem().warp_record[w].word[0]);
   }
   mine.word[1] = guess;
   mine.word[3] = static_cast<uint32_t>(token);
@@ -131,12 +131,12 @@ __device__ __noinline__ uint32_t send_exactly(Team team, RowShare<T> part, RowSu
                                             [&](uint64_t) { return n - cut.above - 1; });
   const WarpSums sums = sampling::count_elements(team, part, border.steps,
                                                  [&](float x, int token) { return set.has(x, token); });
-  if (team.thread == 0) team.smem->word = 0;  // how many this CTA has sent
+  if (team.thread == 0) team.smem().word = 0;  // how many this CTA has sent
   __syncthreads();
   const sampling::CandidateSink sink(team);
   part.for_each(border.steps, team.lane, [&](float x, int token) {
     if (!set.has(x, token)) return;
-    const uint32_t at = static_cast<uint32_t>(sums.before_cta.word[0]) + atomicAdd(&team.smem->word, 1u);
+    const uint32_t at = static_cast<uint32_t>(sums.before_cta.word[0]) + atomicAdd(&team.smem().word, 1u);
     sink.put(at, sampling::ranked(order_key(x), token));
   });
   team.sync();  // CTAs have read sums in each other's memory, so none of them ends before the others.
@@ -165,10 +165,10 @@ __device__ __noinline__ void report_empty(Team team, Results results, const T* r
   }
   ptx::reconverge(team.zero);
   first = __reduce_max_sync(0xffffffffu, first);
-  if (team.lane == 0) team.smem->warp_record[team.warp].word[0] = first;
+  if (team.lane == 0) team.smem().warp_record[team.warp].word[0] = first;
   __syncthreads();
   for (int w = 0; w < sampling::kWarps; ++w) {
-    first = max(first, static_cast<uint32_t>(team.smem->warp_record[w].word[0]));
+    first = max(first, static_cast<uint32_t>(team.smem().warp_record[w].word[0]));
   }
   const int stand_in = first == 0 ? 0 : static_cast<int>(~first);
   const auto logprob = [&](int token) { return token == stand_in ? 0.0f : -INFINITY; };
@@ -196,7 +196,7 @@ GVR_DEVICE void report(const Team& team, const Results& results, const RowSummar
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 3) rank_rows(const __grid_constant__ TopkLogprobsParams p) {
   Team team = Team::here();
-  SampleShared& smem = *team.smem;
+  SampleShared& smem = team.smem();
   const int row = static_cast<int>(ptx::cluster_number()), vocabulary = p.row.vocabulary;
   ptx::grid_take_over();
 
