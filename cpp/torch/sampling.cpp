@@ -57,6 +57,7 @@ void check_sample(const SampleArguments& a) {
   const int64_t rows = a.logits.size(0);
   check_ids("out", a.out, a.logits, {rows});
   if (a.slots) check_ids("slots", a.slots, a.logits, {rows});
+  check_optional("positions", a.positions, a.logits, ScalarType::Long);
   check_mask(a);
   check_outputs(a);
   check_memory(a);
@@ -93,8 +94,7 @@ void sample(const SampleArguments& a) {
   p.min_p = {parameter_pointer<float>(a.min_p, "min_p", a.logits, ScalarType::Float, count),
              static_cast<float>(a.min_p_value)};
   p.seed = {parameter_pointer<int64_t>(a.seeds, "seeds", a.logits, ScalarType::Long, count), a.seeds_value};
-  p.position = {parameter_pointer<int64_t>(a.positions, "positions", a.logits, ScalarType::Long, p.rows),
-                a.positions_value};
+  p.position = {pointer<int64_t>(a.positions), a.positions_value};
   p.allow = pointer<uint32_t>(a.allow);
   p.allow_row = pointer<int32_t>(a.allow_row);
   p.allow_stride = a.allow ? a.allow->stride(0) : 0;

@@ -244,6 +244,8 @@ def test_wrong_arguments_are_refused_before_the_launch() -> None:
         ValueError, match=r"gvr_topk\.sample: temperature: wanted a tensor on cuda:0 or in pinned"
     ):
         sample(logits, seeds=0, positions=0, temperature=torch.ones(2))
+    with pytest.raises(ValueError, match=r"gvr_topk\.sample: positions: wanted a tensor on cuda:0, got cpu"):
+        sample(logits, seeds=0, positions=torch.zeros(2, dtype=torch.int64).pin_memory())
     with pytest.raises(ValueError, match=r"out: wanted shape \[2\], got \[3\]"):
         sample(logits, seeds=0, positions=0, out=torch.empty(3, dtype=torch.int32, device="cuda"))
     with pytest.raises(ValueError, match=r"logits: wanted rows of at most 1695744 bytes, got 2097152"):
