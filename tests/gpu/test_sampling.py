@@ -238,6 +238,15 @@ def test_what_is_accepted_is_what_a_loop_over_tokens_accepts() -> None:
         assert written(call) == accepted(call), seed
 
 
+def test_kept_without_columns_overflows() -> None:
+    logits, found = torch.randn(2, 5000), {}
+    for device in ("cpu", "cuda"):
+        kept, flags = (torch.zeros(shape, dtype=torch.int32, device=device) for shape in ((2, 0), (2,)))
+        sample(logits.to(device), seeds=0, positions=0, kept=kept, flags=flags)
+        found[device] = flags.tolist()
+    assert found["cuda"] == found["cpu"] == [4, 4]
+
+
 def test_wrong_arguments_are_refused_before_the_launch() -> None:
     logits = torch.zeros(2, 64, device="cuda")
     with pytest.raises(

@@ -159,7 +159,7 @@ GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& ro
   uint32_t count;
   if (!filtered) {
     // Tokens outside of the set have no mass. Those in it are counted if somebody asks.
-    const bool counts = p.counts != nullptr || p.limits != nullptr || p.kept != nullptr;
+    const bool counts = p.counts != nullptr || p.limits != nullptr || p.kept_columns < INT64_MAX;
     const MassSums mine = counts ? add_masses<true>(part, masses, set.least, team.lane)
                                  : add_masses<false>(part, masses, INFINITY, team.lane);
     mass = mine.all, count = mine.count;
