@@ -642,7 +642,7 @@ def indexer_topk_blocks(
     ----------
     logits : Tensor, ``[rows, width]``, float32, bfloat16 or float16
         Indexer scores. Inner stride 1; any row stride and alignment. 16-byte aligned rows are faster.
-        At most 2**21 columns and 2**26 rows, up to 262,144 columns in one launch. Rows may overlap.
+        At most 2**21 columns and 2**26 rows. Rows may overlap.
     seq_lens : Tensor, ``[rows / next_n]`` or ``[rows]``, int32, same device
         As for `indexer_topk_decode`: the key count of each request, or the visible length ``n_r`` of each
         row.
@@ -688,9 +688,10 @@ def indexer_topk_blocks(
     Notes
     -----
     The op reads nothing on the host and never synchronizes. With `out` and `blocks` given it allocates
-    nothing, up to 262,144 columns. On a GPU, wider rows take three launches and a workspace of 4 bytes for
-    each block of each row, about ``rows * width / 2`` bytes. It comes from torch's allocator and goes back
-    there at the end of the call, so ``torch.cuda.graph`` captures it as it does other allocations.
+    nothing, up to 262,144 columns (102,400 on compute capability 12). On a GPU, wider rows take three
+    launches and a workspace of 4 bytes for each block of each row, about ``rows * width / 2`` bytes. It comes
+    from torch's allocator and goes back there at the end of the call, so ``torch.cuda.graph`` captures it as
+    it does other allocations.
 
     If another stream writes an argument while a launch reads it, the result of that launch is unspecified.
     Even then the launch ends, and for each row it writes only the row's own `k` places of `out` and `block_k`

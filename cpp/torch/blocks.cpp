@@ -28,6 +28,7 @@ BlocksParams make_params(const Arguments& a, int64_t block_k) {
   p.row_starts = pointer<int32_t>(a.row_starts);
   p.blocks_stride = a.blocks.stride(0);
   p.block_k = static_cast<int32_t>(block_k);
+  p.ctas_per_row = 1;
   return p;
 }
 
@@ -55,6 +56,12 @@ TopkParams choice_of(const BlocksParams& p) {
   return choice;
 }
 
+// The plan of a decode launch without a hint.
+Plan plan_of(const TopkParams& p, const CallTarget& target) {
+  const PlanInput input{p.rows, p.width, p.k, p.dtype, Path::kNoHint, target.context.sm_count, target.arch};
+  return runnable_plan(p, input, target);
+}
+
 // Chooses blocks of rows that are too wide for one launch. Of the three launches that take its place, each
 // waits for the end of the one before it, and the last one reads the chosen blocks as if they were given.
 void launch_wide(BlocksParams params, const CallTarget& target, bool pdl) {
@@ -64,10 +71,7 @@ void launch_wide(BlocksParams params, const CallTarget& target, bool pdl) {
   params.values = static_cast<float*>(workspace.data_ptr());
   params.value_lengths = reinterpret_cast<int32_t*>(params.values + rows * params.values_stride);
   const TopkParams choice = choice_of(params);
-  const Plan plan = runnable_plan(choice,
-                                  PlanInput{rows, choice.width, choice.k, choice.dtype, Path::kNoHint,
-                                            target.context.sm_count, target.arch},
-                                  target);
+  const Plan plan = plan_of(choice, target);
   check_launch(launch_blocks(params, pdl, target.stream), params, target);
   check_launch(launch(choice, plan, true, target.stream), params, target);
   params.given = params.chosen;
@@ -76,14 +80,16 @@ void launch_wide(BlocksParams params, const CallTarget& target, bool pdl) {
 }
 
 template <typename Arguments>
-void launch_checked(const BlocksParams& params, const Arguments& a) {
+void launch_checked(BlocksParams params, const Arguments& a) {
   if (params.topk.rows == 0) return;
   const int device = a.logits.get_device();
   const DeviceGuard guard(device);
   const CallTarget target(device);
   const bool pdl = (a.flags & kFlagPdl) != 0;
-  if (params.given == nullptr && params.topk.width > kOneLaunchBlocksWidth) {
-    return launch_wide(params, target, pdl);
+  if (params.given == nullptr) {
+    if (!takes_one_blocks_launch(params.topk.width, target.arch)) return launch_wide(params, target, pdl);
+    // A row has as many CTAs as in decode.
+    params.ctas_per_row = plan_of(params.topk, target).ctas_per_row;
   }
   check_launch(launch_blocks(params, pdl, target.stream), params, target);
 }

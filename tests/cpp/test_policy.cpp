@@ -81,10 +81,17 @@ void test_spans() {
   }
 }
 
-// More blocks must be chosen than positions, and the widest row has a register for each block.
+// More blocks must be chosen than positions, and the widest row of one launch has a register and room in
+// shared memory for each block.
 void test_blocks() {
   CHECK(blocks_hold_topk(512, 513) && !blocks_hold_topk(512, 512) && !blocks_hold_topk(512, 511));
   CHECK(kOneLaunchBlocksWidth / kBlockSize <= int64_t{kClusterThreads} * kMaxValuesPerThread);
+  CHECK(block_keys_bytes(1) == 16 && block_keys_bytes(32) == 16 && block_keys_bytes(33) == 32);
+  for (const int32_t arch : {90, 100, 120}) {
+    const int64_t widest = is_small_arch(arch) ? 102400 : kOneLaunchBlocksWidth;
+    CHECK(takes_one_blocks_launch(widest, arch) && !takes_one_blocks_launch(widest + 1, arch));
+    CHECK(kBlocksFixedBytes + block_keys_bytes(widest) <= shared_bytes_of_block(arch));
+  }
 }
 
 // Every CTA of a prefill has a row in each of its runs, its memory fits, and k decides whether it collects

@@ -105,6 +105,22 @@ def test_rows_of_all_lengths(width: int, k: int, block_k: int, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 3, 7, 14, 30])
+@pytest.mark.parametrize("width", [16_392, 65_537, ONE])
+def test_rows_that_a_cluster_shares(width: int, rows: int, dtype: torch.dtype) -> None:
+    """Around what each CTA of a cluster of 16, 8, 4 or 2 takes of a row, and each of its threads."""
+    about = [0, 8, 8 * 513, 8 * 2048, 8 * 8192, 8 * 16_384, 131_072 + 8, width - 9]
+    lengths = sorted({max(0, n + d) for n in about for d in (-9, -8, -1, 0, 1, 8, 9)})
+    logits = rows_of_requests(rows, width, seed=rows, noise=1.0).to(dtype)
+    for first in range(0, len(lengths), rows):
+        some = int32(*(lengths * 2)[first : first + rows])
+        for start in (0, 3):
+            starts = torch.full_like(some, start)
+            for k, block_k in (V41, (2047, 2048), (0, 2)):
+                assert_exact(logits, some, k, block_k, row_starts=starts, drop_masked=start > 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "width", [*range(1, 20), 100, 511, 512, 4096, 16_383, 16_384, 16_385, 20_000, 65_537]
 )
@@ -471,7 +487,7 @@ def test_rewritten_arguments_cannot_hang_or_corrupt(width: int, name: str) -> No
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_small_rows_of_both_ops(dtype: torch.dtype) -> None:
-    for width in (9, 515, 4099, ONE + 3):
+    for width in (9, 515, 4099, 16_397, ONE + 3):
         for shift in (0, 1):
             logits = place(rows_of_requests(5, width).to(dtype), pad=3 * shift, shift=shift)
             lengths = integers(width // 2, width + 3, 5, seed=1)

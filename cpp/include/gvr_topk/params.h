@@ -144,6 +144,7 @@ struct BlocksParams {
   int32_t* chosen;            // [rows, >= block_k] or null: where the chosen blocks go
   int64_t blocks_stride;      // elements between rows of `given` or `chosen`
   int32_t block_k;
+  int32_t ctas_per_row;    // CTAs of the cluster that reads a row and chooses its blocks
   float* values;           // [rows, values_stride] or null: the greatest score of each block
   int64_t values_stride;   // as many values as a row has blocks, or more
   int32_t* value_lengths;  // [rows] beside `values`: values of each row that there is to choose from

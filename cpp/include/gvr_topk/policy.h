@@ -488,10 +488,22 @@ constexpr int64_t kBlockSize = 8;
 // Most blocks of a row that are chosen, or selected in: a CTA holds all of their scores in registers.
 constexpr int64_t kMaxChosenBlocks = 2048;
 static_assert(kMaxChosenBlocks * kBlockSize == int64_t{kClusterThreads} * kWideValuesPerThread);
-// Widest buffer in which one launch chooses blocks: a CTA holds the keys of all blocks in registers. For a
-// wider one, three launches and a workspace of one value for each block take its place.
+// Widest buffer in which one launch chooses blocks: a CTA has the keys of all blocks in shared memory, and
+// then in registers. For a wider one, three launches and a workspace of one value for each block take its
+// place.
 constexpr int64_t kOneLaunchBlocksWidth = 262144;
 static_assert(kOneLaunchBlocksWidth == kMaxSmallRowWidth * kBlockSize);
+// Shared memory of a CTA beside the keys.
+constexpr int64_t kBlocksFixedBytes = 49 * 1024;
+// Bytes of the keys in a buffer of this width, in whole vectors.
+GVR_TOPK_HOST_DEVICE constexpr int64_t block_keys_bytes(int64_t width) {
+  return (width + 4 * kBlockSize - 1) / (4 * kBlockSize) * 16;
+}
+GVR_TOPK_HOST_DEVICE constexpr bool takes_one_blocks_launch(int64_t width, int32_t arch) {
+  return width <= kOneLaunchBlocksWidth &&
+         kBlocksFixedBytes + block_keys_bytes(width) <= shared_bytes_of_block(arch);
+}
+static_assert(takes_one_blocks_launch(kOneLaunchBlocksWidth, kMinArch));
 
 // Whether the k largest scores of every row lie in its `block_k` chosen blocks. The newest block is always
 // chosen. Each other chosen block has a score that ranks before all scores of the blocks that are not chosen:

@@ -1,5 +1,5 @@
-// Sizes of the kernels of blocks and their shared memory, where a row begins, and what one thread holds in
-// registers: the largest scores of blocks, and the scores of candidate blocks.
+// Sizes of the kernels of blocks and their shared memory, where a row begins, how its blocks are read, and
+// what one thread holds in registers: keys of blocks, or of the scores of candidate blocks.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ constexpr int kMaxChosen = static_cast<int>(kMaxChosenBlocks);
 constexpr int kGivenPerThread = kMaxChosen / kThreads;
 static_assert(kMaxChosen % kThreads == 0);
 
-// 16-byte loads of one block.
+// 16-byte vectors of one block.
 template <typename T>
 constexpr int kVecsOfBlock = kBlockScores / kPerVec<T>;
 
@@ -46,15 +46,23 @@ struct alignas(128) BlocksShared : RowShared {
   // The selected elements in ascending order: [block_k] blocks, and later [min(k, scores of all candidates)]
   // indices in the list of candidates' scores. Both fit 16 bits.
   alignas(8) uint16_t staged[kMaxChosen];
-};
 
-// `selected`: how many positions are staged at most.
-inline size_t blocks_bytes(int64_t selected) {
+  // The keys of a row's blocks, behind this struct, if a CTA chooses from them. Only `share_keys` writes
+  // them, in all CTAs of the cluster, ahead of a barrier of all of these.
+  GVR_DEVICE const uint32_t* keys() const { return reinterpret_cast<const uint32_t*>(this + 1); }
+};
+static_assert(sizeof(BlocksShared) <= kBlocksFixedBytes);
+
+// Bytes where blocks are given. `selected`: how many positions are staged at most.
+inline size_t given_blocks_bytes(int64_t selected) {
   const int64_t more = selected > kMaxChosen ? selected - kMaxChosen : 0;
   return sizeof(BlocksShared) + sizeof(uint16_t) * more;
 }
 static_assert(sizeof(BlocksShared) + sizeof(uint16_t) * kMaxChosen * kBlockScores <=
               shared_bytes_of_block(120));
+
+// Bytes where blocks are chosen. Fewer positions than blocks are selected.
+inline size_t chosen_blocks_bytes(int64_t width) { return sizeof(BlocksShared) + block_keys_bytes(width); }
 
 // The row from its first column on, once that and its length are known.
 template <typename T>
@@ -84,9 +92,10 @@ GVR_DEVICE void agree_on_row(RowJob<T, false>& job, const LaunchTraits& traits, 
   if (traits.has(LaunchTraits::kRowStarts)) job.ctx.row = started_row<T>(p, traits, job.row, own);
 }
 
-// Returns the key of a block's largest score, or the key of NaN if one of the scores is NaN.
-template <typename T>
-GVR_DEVICE uint32_t block_key(const uint4 (&vec)[kVecsOfBlock<T>]) {
+// Returns the key of a block's largest score, or the key of NaN if one of the scores is NaN. The first
+// vectors hold the scores, in any order.
+template <typename T, int kVecs>
+GVR_DEVICE uint32_t block_key(const uint4 (&vec)[kVecs]) {
   float max;
   if constexpr (sizeof(T) == 4) {
     const auto max_of = [](const uint4& four) {
@@ -104,8 +113,7 @@ GVR_DEVICE uint32_t block_key(const uint4 (&vec)[kVecsOfBlock<T>]) {
   return order_key(max) >> kInvariantBits<T>;
 }
 
-// As `block_key`, for a block at any address. It is out of line because only rows that are not aligned need
-// it.
+// As `block_key`, for a block at any address. It is out of line because hardly any block needs it.
 template <typename T>
 __device__ __noinline__ uint32_t unaligned_block_key(const T* block) {
   float max = to_float(block[0]);
@@ -114,109 +122,142 @@ __device__ __noinline__ uint32_t unaligned_block_key(const T* block) {
   return order_key(max) >> kInvariantBits<T>;
 }
 
-// A warp owns consecutive blocks, and a lane owns every 32nd of these. The row's length decides how many
-// these are, so that all warps load, however short the row is in its buffer. Index order is (warp, index,
-// lane). The tile's elements are keys of blocks. Absent blocks have key 0, which is below every score's.
+// How the blocks of a row lie between 16-byte boundaries if the row does not start at one. Each block begins
+// in the middle of a vector, and ends as far in the middle of a later one.
 template <typename T>
-struct BlockTile : small_row::WordTile {
-  static constexpr int kAhead = 4;  // Blocks that a lane loads at once; more would be spilled.
-  static_assert(kSize % kAhead == 0, "a lane's part is a multiple of kAhead");
+struct Lead {
+  int elements;      // from the boundary ahead of the row to the row
+  uint32_t mask[4];  // bits of a block's first vector that belong to the block
 
-  // Loads the first `blocks` blocks of a row, all of which are whole.
-  GVR_DEVICE void load(const RowView<T>& row, int blocks) {
-    constexpr int kStep = kThreads * kAhead;
-    const int part = (blocks + kStep - 1) / kStep * kAhead;
-    const int lane = threadIdx.x & 31;
-    words = (part + kValuesPerThread - 1) / kValuesPerThread;
-    begin = (threadIdx.x >> 5) * 32 * part;
-    // The lane's block i is in the row if 32 * i < end.
-    const int end = min(blocks - begin, 32 * part) - lane;
-    const T* const data = row.data + (begin + lane) * kBlockScores;
-    if (row.aligned) {
-      Ahead ahead;
-      start(ahead, end, data);
-      finish(ahead, end, data);
-    } else {
-      for_each_index(
-          [&](int i) { bits[i] = 32 * i < end ? unaligned_block_key(data + 32 * i * kBlockScores) : 0; });
-    }
-  }
-
-  // The number of the block with this index.
-  GVR_DEVICE uint32_t position(int lane, uint32_t index) const { return begin + 32 * index + lane; }
-
-  // Calls visit(word, bit, rank) for the lane's blocks of a set: which block of which word, and how many
-  // blocks of the whole warp come earlier. All lanes take part.
-  template <typename Visit>
-  GVR_DEVICE void for_each_in_order_of(const LaneMask<kWords>& set, int lane, Visit visit) const {
-    const uint32_t lower = (1u << lane) - 1;
-    uint32_t passed = 0;
+  GVR_DEVICE explicit Lead(const T* row)
+      : elements(static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kPerVec<T>)) {
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      if (w >= words) break;
-#pragma unroll
-      for (int i = 0; i < kValuesPerThread; ++i) {
-        const bool mine = (set.word[w] & (1u << 2 * i)) != 0;
-        const uint32_t lanes = __ballot_sync(0xffffffffu, mine);
-        if (mine) visit(w, i, passed + __popc(lanes & lower));
-        passed += __popc(lanes);
-      }
+    for (int w = 0; w < 4; ++w) {
+      const int bits = 8 * (elements * static_cast<int>(sizeof(T)) - 4 * w);
+      mask[w] = bits >= 32 ? 0 : 0xffffffffu << max(bits, 0);
     }
   }
 
- private:
-  using Ahead = uint4[kAhead][kVecsOfBlock<T>];
-
-  // Starts to load the block of an index.
-  template <int kIndex>
-  GVR_DEVICE static void fetch(Ahead& ahead, int end, const T* data) {
-    if constexpr (kIndex < kSize) {
-      constexpr int kOffset = 32 * kIndex * kBlockScores * sizeof(T);
-      uint4(&vec)[kVecsOfBlock<T>] = ahead[kIndex % kAhead];
-      ptx::load_before<kOffset>(32 * kIndex, end, vec[0], data);
-      if constexpr (kVecsOfBlock<T> > 1) {
-        ptx::load_before<kOffset + sizeof(uint4)>(32 * kIndex, end, vec[1], data);
-      }
-    }
-  }
-
-  template <int kIndex = 0>
-  GVR_DEVICE static void start(Ahead& ahead, int end, const T* data) {
-    if constexpr (kIndex < kAhead) {
-      fetch<kIndex>(ahead, end, data);
-      start<kIndex + 1>(ahead, end, data);
-    }
-  }
-
-  // Waits for one block after the other, and starts to load the one that lies `kAhead` further on.
-  template <int kIndex = 0>
-  GVR_DEVICE void finish(Ahead& ahead, int end, const T* data) {
-    if constexpr (kIndex < kSize) {
-      if (kIndex % kValuesPerThread == 0 && kIndex / kValuesPerThread >= words) return;
-      const uint32_t key = block_key<T>(ahead[kIndex % kAhead]);  // without a branch
-      bits[kIndex] = 32 * kIndex < end ? key : 0;
-      fetch<kIndex + kAhead>(ahead, end, data);
-      finish<kIndex + 1>(ahead, end, data);
-    }
+  // Returns the scores of a block in its first and its last vector, as one vector.
+  GVR_DEVICE uint4 joined(const uint4& first, const uint4& last) const {
+    return make_uint4((first.x & mask[0]) | (last.x & ~mask[0]), (first.y & mask[1]) | (last.y & ~mask[1]),
+                      (first.z & mask[2]) | (last.z & ~mask[2]), (first.w & mask[3]) | (last.w & ~mask[3]));
   }
 };
 
-// Stages the numbers of selected blocks in ascending order; earlier warps have selected `before`. A block
-// barrier comes next.
+// Calls visit(block, key) for blocks `first`, `first + step` and so on of a row, below `blocks`, all of which
+// are whole. The key is that of the block's largest score. `kAtOnce` blocks are loaded at once. Lanes may be
+// apart afterwards.
+template <bool kAligned, int kAtOnce, typename T, typename Visit>
+GVR_DEVICE void visit_block_keys(const RowView<T>& row, int first, int step, int blocks, Visit visit) {
+  constexpr int kVecs = kVecsOfBlock<T> + !kAligned;
+  const Lead<T> lead(row.data);
+  const T* const data = row.data - (kAligned ? 0 : lead.elements);
+  // The last vector of a block may reach behind the row, and then is not read.
+  const int in_vectors = kAligned ? blocks : min(blocks, (row.n + lead.elements - kPerVec<T>) / kBlockScores);
+#pragma unroll 1
+  for (int begin = first; begin < blocks; begin += kAtOnce * step) {
+    uint4 vec[kAtOnce][kVecs];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int block = begin + i * step;
+      const T* const from = data + block * kBlockScores;
+      ptx::load_before<0>(block, in_vectors, vec[i][0], from);
+      if constexpr (kVecs > 1) ptx::load_before<16>(block, in_vectors, vec[i][1], from);
+      if constexpr (kVecs > 2) ptx::load_before<32>(block, in_vectors, vec[i][2], from);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int block = begin + i * step;
+      if (!kAligned) vec[i][0] = lead.joined(vec[i][0], vec[i][kVecs - 1]);
+      uint32_t key = block_key<T>(vec[i]);
+      if (!kAligned && in_vectors <= block && block < blocks) {
+        key = unaligned_block_key(row.data + block * kBlockScores);
+      }
+      if (block < blocks) visit(block, key);
+    }
+  }
+}
+
+template <int kAtOnce, typename T, typename Visit>
+GVR_DEVICE void for_each_block_key(const RowView<T>& row, int first, int step, int blocks, Visit visit) {
+  if (row.aligned) {
+    visit_block_keys<true, kAtOnce>(row, first, step, blocks, visit);
+  } else {
+    visit_block_keys<false, (kAtOnce + 1) / 2>(row, first, step, blocks, visit);
+  }
+}
+
+// A tile of keys, of as many words as its elements need.
+template <typename T, int kValues>
+struct KeyTile : small_row::CtaTile<T, kValues> {
+  using Base = small_row::CtaTile<T, kValues>;
+
+  int vecs;   // vectors of a lane; elements of others are undefined or absent
+  int words;  // words that these take
+
+  // Divides `count` elements among all warps.
+  GVR_DEVICE void divide(int count, int warp) {
+    vecs = (count + kThreads * kPerVec<T> - 1) / (kThreads * kPerVec<T>);
+    words = (vecs + kVecsOfTile<T> - 1) / kVecsOfTile<T>;
+    this->begin = warp * vecs * Base::kGroup;
+  }
+
+  // Calls visit(vector, position) for each vector of the words, and the lane's first position in it, or
+  // `absent` if the vector is none.
+  template <typename Visit>
+  GVR_DEVICE void for_each_vec(int lane, int absent, Visit visit) const {
+#pragma unroll
+    for (int w = 0; w < Base::kWords; ++w) {
+      if (w >= words) break;
+#pragma unroll
+      for (int j = w * kVecsOfTile<T>; j < (w + 1) * kVecsOfTile<T>; ++j) {
+        visit(j, j < vecs ? this->begin + j * Base::kGroup + lane * kPerVec<T> : absent);
+      }
+    }
+  }
+
+  template <typename Visit>
+  GVR_DEVICE void for_each_index(Visit visit) const {
+#pragma unroll
+    for (int w = 0; w < Base::kWords; ++w) {
+      if (w >= words) break;
+#pragma unroll
+      for (int i = 0; i < kValuesPerThread; ++i) visit(w * kValuesPerThread + i);
+    }
+  }
+
+  template <typename SetBit>
+  GVR_DEVICE LaneMask<Base::kWords> mask_of(SetBit set_bit) const {
+    return small_row::mask_of_keys(*this, set_bit);
+  }
+};
+
+// A tile of the keys of blocks, which are 32-bit words. Its positions are numbers of blocks.
+using BlockTile = KeyTile<float, kMaxValuesPerThread>;
+
+// Fills the tile with the keys of a row's first `count` blocks. Absent blocks have key 0, which is below
+// every score's. CTAs that have read another length may have sent fewer keys than this one takes, so whatever
+// lies there is taken for a score's key.
 template <typename T>
-GVR_DEVICE void stage_selected(const RowContext<T>& ctx, const BlockTile<T>& tile,
-                               const LaneMask<BlockTile<T>::kWords>& selected, uint32_t before,
-                               uint16_t* staged) {
-  tile.for_each_in_order_of(selected, ctx.lane, [&](int word, int bit, uint32_t rank) {
-    const uint32_t block = tile.position(ctx.lane, word * kValuesPerThread + bit);
-    staged[before + rank] = static_cast<uint16_t>(block);
+GVR_DEVICE void take_keys(const RowContext<T>& ctx, const uint32_t* keys, int count, BlockTile& tile) {
+  constexpr uint32_t kLeast = kNegInfKey >> kInvariantBits<T>, kMost = kMaxKey >> kInvariantBits<T>;
+  tile.divide(count, ctx.warp);
+  tile.for_each_vec(ctx.lane, count, [&](int j, int first) {
+    uint4 four = make_uint4(0, 0, 0, 0);
+    if (first < count) four = *reinterpret_cast<const uint4*>(keys + first);
+    const uint32_t key[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      tile.bits[4 * j + e] = first + e < count ? min(max(key[e], kLeast), kMost) : 0;
   });
+  ptx::reconverge(ctx.zero);
 }
 
 // A tile of the scores of all candidates, one candidate behind the other. Its positions are indices in that
 // list: index i is the score i % kBlockScores of candidate i / kBlockScores.
 template <typename T>
-using CandidateTile = small_row::CtaTile<T, kWideValuesPerThread>;
+using CandidateTile = KeyTile<T, kWideValuesPerThread>;
 
 // Returns the position in the row of the score at an index in the list.
 GVR_DEVICE int position_of_listed(const int32_t* candidates, int index) {
@@ -230,27 +271,33 @@ GVR_DEVICE void gather(const RowContext<T>& ctx, const int32_t* candidates, int 
                        CandidateTile<T>& tile) {
   using Tile = CandidateTile<T>;
   static_assert(kBlockScores % kPerVec<T> == 0, "a vector lies in one block");
-  tile.begin = ctx.warp * Tile::kVecs * Tile::kGroup;
   int left[Tile::kVecs];  // scores of the row from the vector's first one on
   const T* data[Tile::kVecs];
-#pragma unroll
-  for (int j = 0; j < Tile::kVecs; ++j) {
-    const int index = tile.begin + j * Tile::kGroup + ctx.lane * kPerVec<T>;
-    const bool listed = index / kBlockScores < count;
+  tile.divide(count * kBlockScores, ctx.warp);
+  tile.for_each_vec(ctx.lane, count * kBlockScores, [&](int j, int index) {
+    const bool listed = index < count * kBlockScores;
     const int position = listed ? position_of_listed(candidates, index) : kNoBlock;
     left[j] = position < 0 ? 0 : ctx.row.n - position;
     data[j] = ctx.row.data + position;
     ptx::load_before<0>(kPerVec<T> - 1, ctx.row.aligned ? left[j] : 0, tile.raw[j], data[j]);
-  }
-#pragma unroll
-  for (int j = 0; j < Tile::kVecs; ++j) {
-    if (left[j] > 0 && (!ctx.row.aligned || left[j] < kPerVec<T>)) {
-      tile.raw[j] = load_elements(data[j], left[j]);
-    }
+  });
+  if (ctx.row.aligned) {
+    tile.for_each_vec(ctx.lane, 0, [&](int j, int) {
+      if (0 < left[j] && left[j] < kPerVec<T>) tile.raw[j] = load_elements(data[j], left[j]);
+    });
+    ptx::reconverge(ctx.zero);
+    tile.for_each_index(
+        [&](int i) { tile.bits[i] = __float_as_uint(element<T>(tile.raw[i / kPerVec<T>], i % kPerVec<T>)); });
+  } else {
+    tile.for_each_index([&](int i) {
+      T score{};
+      if (i % kPerVec<T> < left[i / kPerVec<T>]) score = data[i / kPerVec<T>][i % kPerVec<T>];
+      tile.bits[i] = __float_as_uint(to_float(score));
+    });
   }
   ptx::reconverge(ctx.zero);
   tile.for_each_index([&](int i) {
-    const uint32_t key = order_key(element<T>(tile.raw[i / kPerVec<T>], i % kPerVec<T>)) >> kInvariantBits<T>;
+    const uint32_t key = order_key(tile.value(i)) >> kInvariantBits<T>;
     tile.bits[i] = i % kPerVec<T> < left[i / kPerVec<T>] ? key : 0;
   });
 }

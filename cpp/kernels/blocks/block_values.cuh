@@ -12,17 +12,6 @@
 
 namespace gvr_topk::blocks {
 
-// Returns the greatest score of a whole block, as the number that stands for its key: every NaN and both
-// zeros have one number each.
-template <typename T>
-GVR_DEVICE float block_value(const T* block, bool aligned) {
-  if (!aligned) return key_to_float(whole_key<T>(unaligned_block_key(block)));
-  uint4 vec[kVecsOfBlock<T>];
-  ptx::load_before<0>(0, 1, vec[0], block);
-  if constexpr (kVecsOfBlock<T> > 1) ptx::load_before<sizeof(uint4)>(0, 1, vec[1], block);
-  return key_to_float(whole_key<T>(block_key<T>(vec)));
-}
-
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 4)
     block_values(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ BlocksParams p) {
@@ -40,11 +29,10 @@ __global__ void __launch_bounds__(kThreads, 4)
     ptx::store_global(p.chosen + job.row * p.blocks_stride + p.block_k - 1, chooses ? blocks - 1 : kNoBlock);
   }
   if (!chooses) return;
+  // A value is the number that stands for a key: every NaN and both zeros have one number each.
   float* const values = p.values + job.row * p.values_stride;
-#pragma unroll 1
-  for (int i = blockIdx.y * kThreads + threadIdx.x; i < blocks - 1; i += gridDim.y * kThreads) {
-    values[i] = block_value(job.ctx.row.data + i * kBlockScores, job.ctx.row.aligned);
-  }
+  for_each_block_key<1>(job.ctx.row, blockIdx.y * kThreads + threadIdx.x, gridDim.y * kThreads, blocks - 1,
+                        [&](int block, uint32_t key) { values[block] = key_to_float(whole_key<T>(key)); });
 }
 
 }  // namespace gvr_topk::blocks

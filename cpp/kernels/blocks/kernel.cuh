@@ -1,12 +1,13 @@
 // Chooses the best blocks of a row, those whose largest scores are largest, and selects the top k in them; or
 // selects in blocks that it is given.
 //
-// Grid: one CTA of 512 threads per row.
+// Grid: one CTA of 512 threads per row; or, if rows are few, a cluster of such CTAs that chooses blocks.
 //
 // Phases:
-// - choose: the row is read once, and the key of each block's largest score stays in registers
-//   (blocks/block_tile.cuh). The newest block is chosen whatever it holds, and radix rounds over the keys
-//   find the best others;
+// - read: the row is read once, and the key of each block's largest score goes to shared memory of the CTAs
+//   that choose: the only CTA, or two of a cluster (see `Source`);
+// - choose: the keys are held in registers (blocks/block_tile.cuh). The newest block is chosen whatever it
+//   holds, and radix rounds over the keys find the best others;
 // - publish: the chosen blocks are written, in ascending order;
 // - gather: the scores of the candidates, which are the chosen or the given blocks, are loaded into registers
 //   (blocks/block_tile.cuh). More than k blocks are chosen, so the top k are among them
@@ -33,47 +34,85 @@ GVR_DEVICE void prepare_selection(BlocksShared& own, int thread) {
   if (thread == 0) own.shared.few_count = 0;
 }
 
-// Selects the `ctx.k` largest elements of a tile that holds keys of `count` elements, without masked ones if
-// it `drops` them, and returns how many they are. `before` becomes the number that earlier warps have
-// selected.
+// Selects the `ctx.k` largest elements of a tile that holds keys of `count` elements, and up to `spare` more,
+// without masked ones if it `drops` them, and returns how many they are. `before` becomes the number that
+// earlier warps have selected.
 template <typename T, typename Tile>
 GVR_DEVICE int select_largest(const RowContext<T>& ctx, const Tile& tile, BlocksShared& own, int count,
-                              bool drops, LaneMask<Tile::kWords>& selected, uint32_t& before) {
+                              uint32_t spare, bool drops, LaneMask<Tile::kWords>& selected,
+                              uint32_t& before) {
+  int items = min(count, ctx.k);
   if (count > ctx.k) {
     int rounds = 0;
     uint32_t dense_bin = 0, kth = 0;
-    small_row::PartitionOf<Tile> partition =
-        small_row::partition_at(tile, small_row::narrow_keys(ctx, tile, own.bins, rounds, dense_bin));
+    small_row::RankedRange range = small_row::narrow_keys(ctx, tile, own.bins, rounds, dense_bin, spare + 1);
+    if (range.count - range.rank <= spare) {
+      items += range.count - range.rank;
+      range.rank = range.count;
+    }
+    small_row::PartitionOf<Tile> partition = small_row::partition_at(tile, range);
     small_row::select_inside(ctx, tile, own.bins, partition, partition.boundary_count > kRankDirectly, before,
                              kth, [](uint32_t key) { return key; });
     selected = partition.above;
   } else {
     selected =
         tile.mask_of([](float& sum, uint32_t key, float bit) { ptx::set_bit_if_greater(sum, key, 0, bit); });
-    ptx::reconverge(ctx.zero);  // Lanes may have loaded blocks one by one.
     const uint32_t here = __reduce_add_sync(0xffffffffu, selected.count());
     if (ctx.lane == 0) ctx.shared->warp_value[0][ctx.warp] = here;
     __syncthreads();
     before = earlier_warps(ctx, 0);
   }
-  return drops ? small_row::drop_masked(ctx, tile, selected, before) : min(count, ctx.k);
+  return drops ? small_row::drop_masked(ctx, tile, selected, before) : items;
 }
 
-// Stages up to `block_k` blocks of a row that has any, its newest one and the best of the others, and returns
-// how many they are.
+// What the candidates of a launch are.
+enum class Source {
+  kGiven,  // given blocks
+  kRow,    // blocks that the row's only CTA chooses
+  // Blocks that the first and the last CTA of a cluster choose, each for itself: the first chooses `block_k`
+  // and publishes them, the last chooses as few as hold the top k, or some more, and selects in these.
+  kCluster,
+};
+
+// Reads this CTA's share of a row's first `blocks` blocks, and sends their keys to the CTAs that choose: the
+// first, and that of rank `last`. Returns whether this CTA chooses; then all keys are there.
+template <Source kSource, typename T>
+GVR_DEVICE bool share_keys(const RowContext<T>& ctx, const uint32_t* keys, int blocks, int last) {
+  constexpr bool kShared = kSource == Source::kCluster;
+  const uint32_t address = ptx::shared_address(keys);
+  if (kShared) ptx::cluster_wait();  // All CTAs run, so that there is somewhere to send to.
+  for_each_block_key<8>(ctx.row, ctx.rank * kThreads + ctx.thread, ctx.ctas * kThreads, blocks,
+                        [&](int block, uint32_t key) {
+                          const uint32_t at = address + sizeof(uint32_t) * block;
+                          if (!kShared) return ptx::store_shared(at, key);
+                          ptx::store_to_rank(at, 0, key);
+                          if (last > 0) ptx::store_to_rank(at, last, key);
+                        });
+  ptx::reconverge(ctx.zero);
+  if (!kShared) {
+    __syncthreads();
+    return true;
+  }
+  ptx::cluster_arrive();
+  if (ctx.rank != 0 && ctx.rank != last) return false;
+  ptx::cluster_wait();
+  return true;
+}
+
+// Stages the `least - 1` best blocks of a row that has any, without its newest one, and up to `spare` more,
+// or fewer if there are none, and returns how many they are.
 template <typename T>
-GVR_DEVICE int choose_blocks(RowContext<T>& ctx, BlocksShared& own, int block_k, bool drops) {
-  ctx.k = block_k - 1;
+GVR_DEVICE int choose_blocks(RowContext<T>& ctx, BlocksShared& own, int least, int spare, bool drops) {
+  ctx.k = least - 1;
   const int newest = blocks_of(ctx.row.n) - 1;
-  BlockTile<T> tile;
-  tile.load(ctx.row, newest);
+  BlockTile tile;
+  take_keys(ctx, own.keys(), newest, tile);
   uint32_t before = 0;
-  LaneMask<BlockTile<T>::kWords> selected;
-  const int others = select_largest(ctx, tile, own, newest, drops, selected, before);
-  stage_selected(ctx, tile, selected, before, own.staged);
-  if (ctx.thread == 0) own.staged[others] = static_cast<uint16_t>(blocks_of(own.shared.facts.length) - 1);
+  LaneMask<BlockTile::kWords> selected;
+  const int others = select_largest(ctx, tile, own, newest, spare, drops, selected, before);
+  small_row::stage_selected(ctx, tile, selected, before, own.staged);
   __syncthreads();
-  return others + 1;
+  return others;
 }
 
 // The number of scores in `count` blocks of a row of `n`, `newest` of which are its newest block.
@@ -105,16 +144,18 @@ GVR_DEVICE int32_t* positions_of(const BlocksParams& p, int row) {
   return p.topk.indices + row * p.topk.indices_stride;
 }
 
-template <typename T, bool kGiven>
+template <typename T, Source kSource>
 __global__ void __launch_bounds__(kThreads, 1)
     blocks_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ BlocksParams p) {
-  const LaunchTraits traits(0, 0, launch_traits.flags & kFlags);
+  constexpr bool kShared = kSource == Source::kCluster;
+  const LaunchTraits traits(kShared ? launch_traits.log2_ctas() : 0, 0, launch_traits.flags & kFlags);
   BlocksShared& own = *reinterpret_cast<BlocksShared*>(storage);
   ptx::grid_take_over();
-  RowJob<T, false> job(p.topk, traits, storage + ptx::unknown_zero(), true);
+  RowJob<T, false> job(p.topk, traits, storage + ptx::unknown_zero(), !kShared);
   RowContext<T>& ctx = job.ctx;
+  if (kShared) arrive_at_start(ctx);
   int given[kGivenPerThread];
-  if constexpr (kGiven) {
+  if constexpr (kSource == Source::kGiven) {
     // Each given block is read once, and before the length is known.
     const int32_t* const row = p.given + job.row * p.blocks_stride;
 #pragma unroll
@@ -128,8 +169,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   prepare_selection(own, ctx.thread);
   agree_on_row(job, traits, p, own);
   const bool drops = traits.has(LaunchTraits::kDropMasked);
-  int selectable;  // scores in the candidates
-  if constexpr (kGiven) {
+  int listed = p.block_k, selectable;  // candidates, with places for absent ones, and scores in them
+  if constexpr (kSource == Source::kGiven) {
     accept_given(own, given, ctx.thread, ctx.row.n);
     const int count = static_cast<int>(own.given_count);
     selectable = scores_in(count, static_cast<int>(own.given_newest), ctx.row.n);
@@ -141,10 +182,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     if (ctx.k == 0) return;
   } else {
-    int count = min(blocks_of(ctx.row.n), p.block_k);
-    const bool chooses = blocks_of(ctx.row.n) > (drops ? 0 : p.block_k);
+    const bool publishes = !kShared || ctx.rank == 0, selects = ctx.k > 0 && !(kShared && publishes);
+    const int least = publishes ? p.block_k : ctx.k + 1, most = publishes ? p.block_k : kMaxChosen;
+    const int blocks = blocks_of(ctx.row.n);
+    int count = min(blocks, most);
+    const bool chooses = blocks > (drops ? 0 : most);
+    if (kShared || chooses) {
+      // If a CTA chooses, the first one does, because `block_k` is the least that any of them looks for.
+      const int shared = blocks > (drops ? 0 : p.block_k) ? blocks - 1 : 0;
+      if (!share_keys<kSource>(ctx, own.keys(), shared, ctx.k > 0 ? ctx.ctas - 1 : 0)) return;
+    }
     if (chooses) {
-      count = choose_blocks(ctx, own, p.block_k, drops);
+      count = choose_blocks(ctx, own, least, most - least, drops) + 1;
       // Registers are short until here, so values that are not needed meanwhile are computed again. The
       // unknown zero keeps the compiler from holding the old ones.
       job.row += ptx::unknown_zero();
@@ -157,15 +206,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     const int n = ctx.row.n;
     selectable = scores_in(count, 1, n);
+    if (!publishes) listed = count;
     // Publish.
     int32_t* const chosen = p.chosen + job.row * p.blocks_stride;
 #pragma unroll 1
-    for (int i = ctx.thread; i < p.block_k; i += kThreads) {
-      const int block = i >= count ? kNoBlock : chooses ? own.staged[i] : i;
+    for (int i = ctx.thread; i < listed; i += kThreads) {
+      int block = i < count ? i : kNoBlock;
+      if (chooses && i < count) block = i < count - 1 ? own.staged[i] : blocks_of(n) - 1;
       own.candidates[i] = block;
-      ptx::store_global(chosen + i, block);
+      if (publishes) ptx::store_global(chosen + i, block);
     }
-    if (ctx.k == 0 || (n <= ctx.k && !drops)) {
+    if (!selects) return;
+    if (n <= ctx.k && !drops) {
       int32_t* const out = positions_of(p, job.row);
 #pragma unroll 1
       for (int i = ctx.thread; i < ctx.k; i += kThreads) ptx::store_global(out + i, i < n ? i : -1);
@@ -175,10 +227,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 
   CandidateTile<T> tile;
-  gather(ctx, own.candidates, p.block_k, tile);
+  gather(ctx, own.candidates, listed, tile);
   uint32_t before = 0;
   LaneMask<CandidateTile<T>::kWords> selected;
-  const int items = select_largest(ctx, tile, own, selectable, drops, selected, before);
+  const int items = select_largest(ctx, tile, own, selectable, 0, drops, selected, before);
   small_row::stage_selected(ctx, tile, selected, before, own.staged);
   __syncthreads();
   int32_t* const out = positions_of(p, job.row);

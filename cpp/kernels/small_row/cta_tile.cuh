@@ -49,6 +49,8 @@ GVR_DEVICE LaneMask<Tile::kWords> mask_of_keys(const Tile& tile, SetBit set_bit)
 // behind the end costs less than waiting.
 template <typename T, int kValues>
 struct CtaTile {
+  using Element = T;
+
   // Whether there are registers for the bin of each element (small_row/value_window.cuh).
   static constexpr bool kKeepsBins = kValues <= kWideValuesPerThread;
   static constexpr int kVecs = kValues / kPerVec<T>;
@@ -184,7 +186,7 @@ struct CtaTile {
 template <typename Context, typename Tile>
 GVR_DEVICE void stage_selected(const Context& ctx, const Tile& tile, const LaneMask<Tile::kWords>& selected,
                                uint32_t before, uint16_t* staged) {
-  using T = typename Context::Element;
+  using T = typename Tile::Element;
   constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1;
   constexpr int kWordVecs = kVecsOfTile<T>;
   const uint32_t storage = ptx::shared_address(staged);

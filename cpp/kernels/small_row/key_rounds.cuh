@@ -27,12 +27,13 @@ struct RankedRange {
 template <typename T, typename Bins>
 constexpr int kFirstShift = 32 - kInvariantBits<T> - Bins::kLog2Bins;
 
-// Narrows the range of the k-th key until it `is_done`, or holds few elements. The parity of `rounds` names
-// the set of bins for the first round, which is clear. The other set is clear if `rounds` is zero; otherwise
-// the first round clears it. `dense_bin` becomes the number of elements in the first round's bin.
+// Narrows the range of the k-th key until it `is_done`, or holds few elements, or fewer than `others` that
+// are not selected. The parity of `rounds` names the set of bins for the first round, which is clear. The
+// other set is clear if `rounds` is zero; otherwise the first round clears it. `dense_bin` becomes the number
+// of elements in the first round's bin.
 template <typename Context, typename Tile, typename Bins>
 GVR_DEVICE RankedRange narrow_keys(const Context& ctx, const Tile& tile, Bins& bins, int& rounds,
-                                   uint32_t& dense_bin) {
+                                   uint32_t& dense_bin, uint32_t others = 0) {
   using T = typename Context::Element;
   constexpr int kBins = Bins::kBins;
   RankedRange range{{0, kMaxKey >> kInvariantBits<T>}, static_cast<uint32_t>(ctx.k), kMaxKey};
@@ -57,7 +58,8 @@ GVR_DEVICE RankedRange narrow_keys(const Context& ctx, const Tile& tile, Bins& b
     range.rank -= hit.above;
     range.count = hit.count;
     if (first) dense_bin = hit.count;
-    if (range.is_done() || range.count <= kRankDirectly) return range;
+    const bool is_narrow = range.count <= kRankDirectly || range.count - range.rank < others;
+    if (range.is_done() || is_narrow) return range;
     first = false;
     shift = range.keys.template shift<Bins::kLog2Bins>();
     const uint32_t outside = (range.keys.length >> shift) + 1;
