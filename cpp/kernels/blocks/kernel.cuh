@@ -94,7 +94,10 @@ GVR_DEVICE bool share_keys(const RowContext<T>& ctx, const uint32_t* keys, int b
     return true;
   }
   ptx::cluster_arrive();
-  if (ctx.rank != 0 && ctx.rank != last) return false;
+  if (ctx.rank != 0 && ctx.rank != last) {
+    __syncthreads();  // No warp leaves while another one has yet to arrive.
+    return false;
+  }
   ptx::cluster_wait();
   return true;
 }

@@ -77,7 +77,7 @@ template <typename T, typename Measure>
 GVR_DEVICE Found find_token(const Team& team, const RowShare<T>& part, const WarpSums& sums, uint64_t target,
                             Measure measure) {
   Found found{false, 0.0f, 0};
-  const RecordPrefix prefix = prefix_records(team.smem().warp_record, kWarps, team.lane);
+  const RecordPrefix prefix = prefix_records<1>(team.smem().warp_record, kWarps, team.lane);
   uint64_t before = sums.before_cta.word[0] + prefix.upto - prefix.own;
   const bool there = team.lane % 4 == 0 && before <= target && target - before < prefix.own;
   const int lane = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, there))) - 1;

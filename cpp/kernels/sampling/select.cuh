@@ -100,10 +100,12 @@ struct RecordPrefix {
   uint64_t own, upto;
 };
 
-// Each lane has a word of a record: the four lanes of record 0 come first. The warp is converged.
+// Each lane has one of the first `kWords` words of a record; others may be written meanwhile. The four lanes
+// of record 0 come first. The warp is converged.
+template <int kWords>
 GVR_DEVICE RecordPrefix prefix_records(const Record* records, int count, int lane) {
   static_assert(kWarps <= 8 && kMaxSampleCtas <= 8 && sizeof(Record) == 4 * sizeof(uint64_t));
-  const uint64_t word = records[min(lane / 4, count - 1)].word[lane % 4];  // no branch
+  const uint64_t word = records[min(lane / 4, count - 1)].word[min(lane % 4, kWords - 1)];  // no branch
   const uint64_t own = lane / 4 < count ? word : 0;
   uint64_t upto = own;
 #pragma unroll
@@ -117,7 +119,7 @@ GVR_DEVICE RecordPrefix prefix_records(const Record* records, int count, int lan
 // Adds up the first `kWords` words of `count` records: of those before number `at`, and of all.
 template <int kWords>
 GVR_DEVICE void sum_records(const Record* records, int count, int at, int lane, Record& before, Record& all) {
-  const RecordPrefix prefix = prefix_records(records, count, lane);
+  const RecordPrefix prefix = prefix_records<kWords>(records, count, lane);
 #pragma unroll
   for (int i = 0; i < kWords; ++i) {
     before.word[i] = __shfl_sync(0xffffffffu, prefix.upto - prefix.own, 4 * at + i);
@@ -270,7 +272,7 @@ GVR_DEVICE RowBins sum_bins(Team& team, const RowShare<T>& part, uint64_t steps,
   ptx::reconverge(team.zero);
   if (Measure::kLimbs > 1) {
     other = warp_sum(other);
-    if (team.lane == 0) smem.warp_record[team.warp].word[0] = other;
+    if (team.lane == 0) smem.warp_record[team.warp].word[1] = other;  // word 0 may still be read
   }
   __syncthreads();
   uint64_t own = 0;
@@ -284,7 +286,7 @@ GVR_DEVICE RowBins sum_bins(Team& team, const RowShare<T>& part, uint64_t steps,
   if (Measure::kLimbs > 1 && team.thread == 0) {
     uint64_t sum = 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += smem.warp_record[w].word[0];
+    for (int w = 0; w < kWarps; ++w) sum += smem.warp_record[w].word[1];
     bins[kBins] = sum;
   }
   team.sync();  // All bins are there.
