@@ -50,9 +50,10 @@ def test_kernels_of_every_file_are_read(uses: list[KernelUse]) -> None:
 
 
 def test_figures_are_plausible(uses: list[KernelUse]) -> None:
-    # 512 threads per CTA: more than 128 registers per thread and the launch fails.
+    # Up to 512 threads per CTA: more than 128 registers per thread and the launch fails; slices have 256.
     kernels = [use for use in uses if not is_trap(use)]
-    assert all(16 <= use.registers <= 128 and use.code_bytes > 1000 for use in kernels)
+    most = {use: 255 if "prefill_slice" in use.kernel else 128 for use in kernels}
+    assert [use for use in kernels if not 16 <= use.registers <= most[use] or use.code_bytes <= 1000] == []
 
 
 def is_trap(use: KernelUse) -> bool:
