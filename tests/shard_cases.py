@@ -149,6 +149,15 @@ def expected(case: Case, rank: int) -> tuple[Tensor, ...]:
     return out, local, torch.tensor([len(ranks[rank][1]) for ranks in found], dtype=torch.int32)
 
 
+def share(best: Tensor, turn: int, world: int, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What a rank has to get of chosen positions, ``[rows, k]``, `turn` of which go to each rank in turn."""
+    mine = (best >= 0) & (best // turn % world == rank)
+    positions = torch.sort(torch.where(mine, best, 1 << 30), dim=1).values
+    positions = torch.where(positions < 1 << 30, positions, -1)
+    local = torch.where(positions >= 0, positions // (turn * world) * turn + positions % turn, -1)
+    return positions, local, mine.sum(1, dtype=torch.int32)
+
+
 def cut(whole: Tensor, world: int, rank: int, ownership: str | int, draw: int) -> Tensor:
     """Columns of a rank: every part that the ownership gives it, or a stretch of any length."""
     width = whole.shape[1]

@@ -4,6 +4,9 @@ A **word** orders a score of the row among all others: the key of the score abov
 that falls as positions ascend. No two words are equal, so the k largest words are the contract's choice, ties
 included, and finding them is finding the k-th largest word.
 
+In memory that all ranks write into, one kernel finds that word and writes the results
+(`gvr_topk.distributed.peers`). What follows is for collectives.
+
 Each rank's k best positions hold its share, and they are all it sorts. A **round** narrows the search. Each
 rank has a window of its sorted words that holds what is undecided, at most ``n`` words, and sends every
 ``stride``-th of them, ``stride = ceil(n / record)``. Among the samples of all W ranks, in descending order,
@@ -105,7 +108,7 @@ def sharded_topk(
         How many items this rank's part may have, such as `counts` of the last step, and it may be `counts`;
         on all ranks or on none. If every rank is right in every row to within half of a record, one round is
         enough, else there is one more. Any content is safe. The host reads whether it was enough, so no CUDA
-        graph can hold the call.
+        graph can hold the call. In memory of all ranks it saves nothing.
     step : int, or Tensor of one element, int64, same device, default 0
         A number that ranks have to agree on, such as that of a decode step.
 
@@ -120,16 +123,17 @@ def sharded_topk(
         `gather`, `step`, or whether there is something `expected`. On a GPU a later call raises for the
         latter, see `Shards.check`; the call itself selects nothing.
     RuntimeError
-        A rank is late or dead: the error of `torch.distributed`, when the timeout of the group is over.
+        A rank is late or dead: the error of `torch.distributed`, when the timeout of the group is over. In
+        memory of all ranks, the call selects nothing after `timeout_s` of `Shards`, and a later one raises.
 
     Notes
     -----
     Every rank makes the same calls in the same order. A call that a wrong argument ends on one rank alone
     leaves the others waiting for their timeout.
 
-    Each rank sends ``8 * (1 + record)`` bytes for each row and round, and once a call a header.
-    Without `expected`, nothing is read on the host. NCCL needs one call before the first that a CUDA graph
-    captures.
+    Over collectives, each rank sends ``8 * (1 + record)`` bytes for each row and round, and once a call a
+    header. Without `expected`, nothing is read on the host. NCCL needs one call before the first that a CUDA
+    graph captures.
 
     Examples
     --------

@@ -16,7 +16,7 @@ from torch import Tensor
 from gvr_topk import TopkState, indexer_topk_decode
 from gvr_topk.distributed import Shards, sharded_topk
 from tests import shard_ranks
-from tests.shard_cases import Case, call, draw_as, expected, some_case, some_draws, tokens
+from tests.shard_cases import Case, call, draw_as, expected, share, some_case, some_draws, tokens
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="wanted two GPUs")
 
@@ -89,13 +89,9 @@ class Chain:
 def wrong_rows(got: Any, whole: Tensor, lengths: Tensor) -> int:
     """Compare positions and counts of this rank with what one GPU chooses of the whole rows."""
     best = indexer_topk_decode(whole, lengths, K)
-    mine = (best // INTERLEAVE) % WORLD == dist.get_rank()
-    positions = torch.sort(torch.where((best >= 0) & mine, best, 1 << 30), dim=1).values
-    positions = torch.where(positions < 1 << 30, positions, -1)
-    local = positions // (INTERLEAVE * WORLD) * INTERLEAVE + positions % INTERLEAVE
-    local = torch.where(positions >= 0, local, -1)
+    positions, local, counts = share(best, INTERLEAVE, WORLD, dist.get_rank())
     wrong = (got.positions != positions).any(1) | (got.local != local).any(1)
-    return int((wrong | (got.counts != (positions >= 0).sum(1))).sum())
+    return int((wrong | (got.counts != counts)).sum())
 
 
 def shards_of(peer_memory: bool) -> Shards:

@@ -13,7 +13,7 @@ from gvr_topk import indexer_topk_decode
 from gvr_topk.constants import PEER_CTAS, PEER_RANKS
 from gvr_topk.distributed.peers import Peers, inbox_words
 from gvr_topk.ops import launch
-from tests.shard_cases import DTYPES, INF, NAN, POISON, expected, some_case
+from tests.shard_cases import DTYPES, INF, NAN, POISON, expected, share, some_case
 from tests.wrong_calls import sharded_arguments
 
 HEADER = 5, 6
@@ -143,12 +143,7 @@ def whole_rows(kind: str, rows: int, width: int, draw: torch.Generator) -> Tenso
 def wanted(whole: Tensor, length: int, k: int, world: int, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """Share of a rank in what one GPU chooses of whole rows, whose positions go to the ranks in turn."""
     best = indexer_topk_decode(whole, torch.full((len(whole),), length, dtype=torch.int32, device="cuda"), k)
-    mine = (best >= 0) & (best // TURN % world == rank)
-    positions = torch.sort(torch.where(mine, best, 1 << 30), dim=1).values
-    counts = mine.sum(1, dtype=torch.int32)
-    positions = torch.where(positions < 1 << 30, positions, -1)
-    local = torch.where(positions >= 0, positions // (TURN * world) * TURN + positions % TURN, -1)
-    return positions, local, counts
+    return share(best, TURN, world, rank)
 
 
 def parts_of(whole: Tensor, length: int, world: int) -> tuple[list[Tensor], list[Tensor]]:
