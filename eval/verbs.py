@@ -37,9 +37,6 @@ VERBS = {
         "campaigns.accuracy_regression", "run trtllm-eval with the heuristic off and on, and decide", ENGINE
     ),
     "tpot": Verb("campaigns.tpot_ab", "measure time per output token with the heuristic off and on", ENGINE),
-    "decode": Verb(
-        "engines.simulated_decode", "compare TensorRT-LLM's hook with its op over a simulated decode", OR_CPU
-    ),
     "vllm-trial": Verb(
         "engines.vllm_trial", "run a small model inside vLLM: stock, ours, and ours beside a sort", HOPPER
     ),

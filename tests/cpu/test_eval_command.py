@@ -89,9 +89,6 @@ CPU = ("--device", "cpu")
         (["compare", "nofile"], "nofile: wanted a result file, got no such file"),
         (["compare", "pyproject.toml"], "wanted a result file, got no JSON"),
         (["compare", f"{ROOT}/eval/results/verdict_simulation.json"], "wanted format 'gvr_topk.bench"),
-        (["decode", *CPU, "--trace", "nowhere.npz"], "nowhere.npz: wanted an .npz trace file"),
-        (["decode", *CPU, "--steps", "2"], "should be greater than or equal to 3"),
-        (["decode", "--requests", "0"], "should be greater than or equal to 1"),
         (["readme", "--chekc"], "No such option: --chekc"),
         (["fuzz", "--device", "abacus"], "--device: wanted cuda or cpu, got 'abacus'"),
         (["fuzz", *CPU, "--seconds", "0"], "should be greater than or equal to 0.001"),
@@ -117,7 +114,8 @@ def test_what_would_measure_nothing_is_refused(
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(["fuzz", *CPU, "--seconds", "1", "--out"], ["host", *CPU, "--out"], ["decode", *CPU, "--out"]),
+        ["fuzz", *CPU, "--seconds", "1", "--out"],
+        ["host", *CPU, "--out"],
         ["inspect", "--record"],
     ],
 )
