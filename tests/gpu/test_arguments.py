@@ -51,13 +51,6 @@ def test_the_largest_k_at_narrow_widths(width: int, path: str) -> None:
     assert torch.equal(state.indices, got)
 
 
-@pytest.mark.parametrize("k", [4999, 5000, 5001, 16_000, 40_000])
-def test_k_around_the_width(k: int) -> None:
-    logits = normal(3, 5000)
-    lengths = full_lengths(logits)
-    exact(logits, lengths, k)
-
-
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("next_n", [1, 2, 3])
 @pytest.mark.parametrize("width", [5000, 20_001, 131_072])

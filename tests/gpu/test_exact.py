@@ -12,18 +12,14 @@ from oracle import (
     exact,
     full_lengths,
     new_state,
-    new_stats,
     place,
     run,
-    visible_lengths,
     words,
-    wrong_rows,
 )
 
 from eval.stress.stress_cases import packed_spreads
 from gvr_topk.constants import STATE_INFINITE, STATE_MASKED, STATE_VALUE_ONLY, STATE_ZSCORE_ORIGIN
 from gvr_topk.contract import DTYPES
-from gvr_topk.cpu import to_slots
 from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_hints, adversarial_rows
 from gvr_topk.policy import plan
 from gvr_topk.state import TopkState
@@ -279,70 +275,6 @@ def test_generator_steps(layer: int, offset: int) -> None:
         for path in PATHS:
             exact(logits, lengths, k, path=path, state=clone(state), hint_offset=offset, said=(path, step))
         run(logits, lengths, k, state=state, hint_offset=offset)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "n, rows",
-    [
-        *((n, 2) for n in (2500, 4096, 8192, 12_000, 40_000, 200_000, 400_000)),
-        *((30_000, 134), (40_000, 12), (131_072, 4), (150_000, 40), (200_000, 16)),
-    ],
-)
-def test_kinds_of_launches(dtype: torch.dtype, n: int, rows: int) -> None:
-    # Plain launches, and those that differ in what is asked for, are served by kernels of their own.
-    k = 2048
-    generator = torch.Generator(device="cuda").manual_seed(n + rows)
-    base = torch.randn(rows, n, device="cuda", generator=generator)
-    swapped = torch.arange(rows - 1, -1, -1, dtype=torch.int32, device="cuda")
-    table = torch.arange(rows * 100, dtype=torch.int32, device="cuda").view(rows, 100)
-    table[:, ::3] = -1
-    slots = torch.empty(rows, k, dtype=torch.int32, device="cuda")
-    paged = {"page_table": table, "page_size": 512}
-    counts = torch.empty(rows, dtype=torch.int32, device="cuda")
-    kinds = {
-        "plain": ({}, 0),
-        "slots": ({"row_slot": swapped}, 0),
-        "several": ({"next_n": 2}, 0),
-        "several by row": ({"next_n": 2, "by_row": True}, 0),
-        "both": ({"next_n": 2, "row_slot": swapped // 2}, 0),
-        "statistics": ({"stats": new_stats(rows)}, 0),
-        "counts": ({"counts": counts}, 0),
-        "cache slots": ({"slots": slots, **paged}, 0),
-        "odd stride": ({}, 1),
-        "bare": ({"state": None}, 0),
-        "bare, counted": ({"state": None, "counts": counts}, 0),
-        "words": ({"keep_indices": False}, 0),
-        "words by slots": ({"keep_indices": False, "row_slot": swapped}, 0),
-        "no hint": ({"path": "no_hint"}, 0),
-        "radix rounds": ({"path": "radix_rounds"}, 0),
-    }
-    states = {
-        kind: new_state(rows, k, keep_indices=asked.get("keep_indices", True))
-        for kind, (asked, _) in kinds.items()
-    }
-    for _ in range(3):
-        scores = (base + 0.3 * torch.randn(rows, n, device="cuda", generator=generator)).to(dtype)
-        for kind, (asked, pad) in kinds.items():
-            given = {name: value for name, value in asked.items() if name not in ("by_row", "keep_indices")}
-            next_n = given.get("next_n", 1)
-            logits = place(scores, pad=pad)
-            by_request = full_lengths(logits)[: rows // next_n]
-            lengths = visible_lengths(logits, by_request, next_n).to(torch.int32)
-            counts.fill_(-7)
-            got = run(
-                logits, lengths if "by_row" in asked else by_request, k, **{"state": states[kind], **given}
-            )
-            assert wrong_rows(got, logits, lengths, k) == [], kind
-            assert "counts" not in asked or torch.equal(counts, lengths.clamp(max=k)), kind
-            if "slots" in asked:
-                assert torch.equal(slots, to_slots(got, table, 512, 1)), kind
-            indices = states[kind].indices
-            if "state" in asked or indices is None:
-                continue
-            owner = given.get("row_slot", torch.arange(rows, device="cuda") // next_n).long()
-            last = torch.arange(next_n - 1, rows, next_n, device="cuda")
-            assert torch.equal(indices[owner[last]], got[last]), f"{kind}: what is kept is not the result"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

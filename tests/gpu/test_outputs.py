@@ -15,7 +15,6 @@ from oracle import (
     new_state,
     new_stats,
     place,
-    poisoned,
     run,
     visible_lengths,
 )
@@ -23,7 +22,6 @@ from torch import Tensor
 
 from gvr_topk.constants import STATE_UNKNOWN, GuessSource, HintReason, Path, StatsColumn
 from gvr_topk.contract import DTYPES
-from gvr_topk.cpu import to_slots
 from gvr_topk.policy import can_use_heuristic, plan
 
 K = 2048
@@ -32,28 +30,6 @@ WIDTHS = (900, 8192, 40_001, 131_072, 300_004)
 
 
 # ---------------------------------------------------------------- counts and cache slots
-
-
-@pytest.mark.parametrize("path", ANY_K)
-@pytest.mark.parametrize("k", [1, 7, 3000, 50_000])
-def test_counts_of_any_k(k: int, path: str) -> None:
-    logits, lengths = normal(4, 60_000), int32(60_000, 2999, 50_001, 0)
-    counts = poisoned(4)
-    exact(logits, lengths, k, path=path, counts=counts)
-    assert counts.tolist() == [min(length, k) for length in lengths.tolist()]
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_slots_with_rows_off_alignment(path: str) -> None:
-    rows, width, k = 4, 20_000, 512
-    table = torch.arange(rows * 40, dtype=torch.int32, device="cuda").view(rows, 40)
-    logits = place(normal(rows, width), pad=3, shift=1)
-    lengths = full_lengths(logits)
-    slots = poisoned(rows * (k + 1) + 1)
-    view = slots[1:].view(rows, k + 1)[:, :k]
-    positions = exact(logits, lengths, k, path=path, page_table=table, page_size=512, slots=view)
-    assert torch.equal(view, to_slots(positions, table, 512, 1))
-    assert int((slots == POISON).sum()) == rows + 1
 
 
 # ---------------------------------------------------------------- the gate's reasons

@@ -123,40 +123,6 @@ def test_state_without_indices(shape: str, dtype: torch.dtype, statistics: bool)
         assert step < 2 or dtype != torch.float32 or bool(known.all()), step
 
 
-@pytest.mark.parametrize("keep_indices", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_slots_by_table(dtype: torch.dtype, keep_indices: bool) -> None:
-    """Slots that one warp can ask for at once and later ones, none, and some that several rows share."""
-    width, requests, next_n, slots = 65_536, 4, 2, 64
-    tables = [
-        (0, 0, 1, 1, 2, 2, 3, 3),
-        (31, 31, 32, 32, 33, 33, 63, 63),
-        (40, 40, 3, 3, -1, -1, 63, 63),
-        (5, 40, 40, 5, -1, 7, 7, -1),  # rows of a request differ
-        (64, 64, INT32.max, INT32.max, INT32.min, INT32.min, 2, 2),
-        (7, 7, 7, 7, 50, 50, 50, 50),
-        (40, 40, 40, 40, 40, 40, 40, 40),
-        (-1,) * 8,
-    ]
-    state = new_state(slots, K, keep_indices=keep_indices)
-    lengths = torch.full((requests,), width, dtype=torch.int32, device="cuda")
-    steps = chain(requests * next_n, width, generator(7))
-    for step in range(3 * len(tables)):
-        table = tables[step % len(tables)]
-        before = state.words.clone()
-        logits = next(steps).to(dtype)
-        row_slot = torch.tensor(table, dtype=torch.int32, device="cuda")
-        exact(logits, lengths, K, next_n=next_n, state=state, row_slot=row_slot, said=(step, table))
-        written = {slot for slot in table[next_n - 1 :: next_n] if 0 <= slot < slots}
-        others = sorted(set(range(slots)) - written)
-        assert torch.equal(state.words[others].view(torch.int32), before[others].view(torch.int32)), table
-        # A slot that several requests name may change while it is read, which may end in nothing known.
-        named = [set(table[row : row + next_n]) for row in range(0, len(table), next_n)]
-        own = {slot for slot in written if sum(slot in slots_of for slots_of in named) == 1}
-        settled = dtype == torch.float32 and step >= 2 * len(tables)
-        assert not settled or bool((state.words[sorted(own), 0] != STATE_UNKNOWN).all()), table
-
-
 SHARED = {
     "small row": (8192, 96),
     "resident": (65_536, 6),
