@@ -19,7 +19,6 @@ from gvr_topk.contract import (
     drop_masked,
     exact_topk,
     exact_topk_in_blocks,
-    row_lengths,
     started_rows,
 )
 
@@ -133,45 +132,14 @@ def test_buffers_of_every_width(width: int, dtype: torch.dtype) -> None:
         assert_exact(logits, lengths, k, block_k)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shift", [0, 1, 2, 4, 7])
-@pytest.mark.parametrize("pad", [0, 1, 8])
-@pytest.mark.parametrize("width", [40_009, ONE + 5])
-def test_rows_of_every_alignment(width: int, pad: int, shift: int, dtype: torch.dtype) -> None:
-    rows = 12
-    logits = place(rows_of_requests(rows, width, seed=shift).to(dtype), pad=pad, shift=shift)
-    lengths = integers(1000, width + 1, rows, seed=shift)
-    lengths[0] = width
-    for k, block_k in (V41, (7, 100)):
-        assert_exact(logits, lengths, k, block_k)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("drop", [False, True])
-@pytest.mark.parametrize("pad", [0, 1, 8])
-@pytest.mark.parametrize("width", [40_009, 65_536, ONE + 5, 400_000])
-def test_rows_that_start_anywhere(width: int, pad: int, drop: bool, dtype: torch.dtype) -> None:
-    """Nothing before a row, or behind it, is a score."""
-    rows = 24
-    scores = rows_of_requests(rows, width, seed=pad, noise=1.0).to(dtype)
-    starts, lengths = integers(0, width // 2, rows, seed=pad), integers(1000, width, rows, seed=pad + 1)
-    starts[:11] = int32(0, 1, 2, 3, 4, 8, width - 3, width, width + 1, INT_MIN, INT_MAX)
-    lengths[1:7:2] = int32(7, 600, 8 * 2048)
-    first = starts.clamp(0, width)
-    column = torch.arange(width, device="cuda")
-    scores.masked_fill_((column - first[:, None]) // 4000 % 2 == 1, -INF)
-    outside = (column < first[:, None]) | (column >= first[:, None] + lengths[:, None].long())
-    logits = place(scores.masked_fill(outside, NAN), pad=pad, shift=0)
-    for k, block_k in (V41, (0, 2048), (7, 100)):
-        assert_exact(logits, lengths, k, block_k, row_starts=starts, drop_masked=drop)
-
-
 @pytest.mark.parametrize("width", [50_000, 400_000])
-def test_rows_of_scores_may_overlap(width: int) -> None:
+def test_rows_of_scores_and_of_given_blocks_may_overlap(width: int) -> None:
     row = rows_of_requests(1, width + 10_000)
     lengths = integers(0, width, 40, seed=3)
     assert_exact(row.expand(40, -1), lengths, *V41)
     assert_exact(row[0].as_strided((40, width), (1, 1)), lengths, *V41)
+    given = given_blocks(1, 1000, width // BLOCK_SIZE, seed=2)
+    assert_in_blocks(row[:, :width].expand(40, -1), lengths, given.expand(40, -1), 512)
 
 
 @pytest.mark.parametrize("width", [20_000, 300_000])
@@ -200,22 +168,6 @@ def test_values_of_blocks_beyond_32_bits() -> None:
     for at in (slice(1), slice(1, 2), slice(rows - 2, rows - 1), slice(rows - 1, rows)):
         assert torch.equal(blocks[at], best_blocks(row, lengths[at], V41[1]))
         assert torch.equal(positions[at], exact_topk(row, lengths[at], V41[0]))
-
-
-@pytest.mark.parametrize("compress_ratio", [1, 4])
-@pytest.mark.parametrize(("next_n", "by_row"), [(1, False), (2, False), (3, True)])
-@pytest.mark.parametrize("width", [30_000, 300_000])
-def test_lengths_count_as_in_decode(width: int, next_n: int, by_row: bool, compress_ratio: int) -> None:
-    rows = 12
-    logits = rows_of_requests(rows, width, noise=1.0)
-    seq_lens = integers(0, compress_ratio * width, rows if by_row else rows // next_n, seed=next_n)
-    keys = seq_lens.to(torch.int64) if by_row else row_lengths(seq_lens, rows, next_n)
-    lengths = (keys.clamp(min=0) // compress_ratio).clamp(max=width).to(torch.int32)
-    options = {"next_n": next_n, "compress_ratio": compress_ratio}
-    positions, blocks = run_blocks(logits, seq_lens, *V41, **options)
-    wanted = assert_exact(logits, lengths, *V41)
-    assert torch.equal(positions, wanted[0]) and torch.equal(blocks, wanted[1])
-    assert torch.equal(run_in_blocks(logits, seq_lens, blocks, V41[0], **options), positions)
 
 
 def test_no_rows_and_no_columns() -> None:
@@ -280,31 +232,6 @@ def test_ties_of_blocks_and_the_newest(width: int, value: float, dtype: torch.dt
     assert torch.equal(positions, torch.arange(512, device="cuda").expand(4, -1).to(torch.int32))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("poison", [NAN, INF])
-@pytest.mark.parametrize("width", [40_000, 300_000])
-def test_nothing_behind_a_row_is_a_score(width: int, poison: float, dtype: torch.dtype) -> None:
-    rows = 40
-    logits = rows_of_requests(rows, width, noise=1.0).to(dtype)
-    lengths = integers(0, width, rows, seed=2)
-    wanted = run_blocks(logits, lengths, *V41)
-    logits.masked_fill_(torch.arange(width, device="cuda") >= lengths[:, None], poison)
-    got = assert_exact(logits, lengths, *V41)
-    assert torch.equal(got[0], wanted[0]) and torch.equal(got[1], wanted[1])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [33_333, 333_333])
-def test_any_bits(width: int, dtype: torch.dtype) -> None:
-    rows = 20
-    integer = torch.int32 if dtype == torch.float32 else torch.int16
-    limits = torch.iinfo(integer)
-    bits = torch.randint(limits.min, limits.max + 1, (rows, width), generator=draw(5), device="cuda")
-    logits = bits.to(integer).view(dtype)
-    assert_exact(logits, integers(0, width + 1, rows, seed=6), *V41)
-    assert_exact(logits, integers(0, width + 1, rows, seed=7), 50, 60)
-
-
 # ---------------------------------------------------------------- given blocks
 
 
@@ -339,38 +266,11 @@ def test_adversarial_contents_in_given_blocks(name: str) -> None:
         assert_in_blocks(logits, lengths, blocks, k)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_any_int32_may_be_given_as_a_block(dtype: torch.dtype) -> None:
-    """Unsorted, repeated, out of range: as the CPU has it, and nothing is read outside of the row."""
-    rows, width = 30, 9001
-    logits = place(rows_of_requests(rows, width).to(dtype), pad=5, shift=3)
-    lengths = integers(0, width + 1, rows, seed=1)
-    last = width // BLOCK_SIZE
-    for blocks in (
-        torch.randint(-3, last + 4, (rows, 2048), generator=draw(2), device="cuda"),
-        torch.randint(INT_MIN, INT_MAX, (rows, 2048), generator=draw(3), device="cuda"),
-        torch.full((rows, 2048), last, device="cuda"),
-        torch.full((rows, 2048), 1 << 28, device="cuda"),
-        torch.full((rows, 2048), INT_MIN, device="cuda"),
-    ):
-        for k in (1, 512, 16_384):
-            assert_in_blocks(logits, lengths, blocks.to(torch.int32), k)
-
-
 def test_blocks_of_the_widest_rows() -> None:
     width = MAX_WIDTH
     logits = rows_of_requests(2, width)
     lengths = int32(width, width - 5)
     assert_in_blocks(logits, lengths, given_blocks(2, MAX_CHOSEN_BLOCKS, width // BLOCK_SIZE, seed=1), 512)
-
-
-@pytest.mark.parametrize("pad", [0, 1, 7])
-def test_given_blocks_in_rows_of_any_stride(pad: int) -> None:
-    logits, lengths = rows_of_requests(5, 50_000), integers(0, 50_001, 5, seed=1)
-    wide = torch.full((5, 1000 + pad), 3, dtype=torch.int32, device="cuda")
-    wide[:, :1000] = given_blocks(5, 1000, 6250, seed=2)
-    assert_in_blocks(logits, lengths, wide[:, :1000], 512)
-    assert_in_blocks(logits, lengths, wide[:1, :1000].expand(5, -1), 512)
 
 
 # ---------------------------------------------------------------- execution
