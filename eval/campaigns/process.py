@@ -47,16 +47,14 @@ def log_header(command: Sequence[str]) -> bytes:
     return f"$ {shlex.join(command)}\n".encode()
 
 
-def output_lines(log: Path, command: Sequence[str] | None) -> Iterator[str]:
+def output_lines(log: Path, command: Sequence[str]) -> Iterator[str]:
     """Lines that a command printed, from its log.
 
     The header is skipped by its length and not by its line: an argument may hold a newline, and a word in an
-    argument must never be taken for something that the command said. `command` is what was run; None for a
-    log that another program began.
+    argument must never be taken for something that the command said. `command` is what was run.
     """
     with log.open("rb") as stream:
-        if command is not None:
-            stream.seek(len(log_header(command)))
+        stream.seek(len(log_header(command)))
         for line in stream:
             yield line.decode("utf-8", errors="replace")
 

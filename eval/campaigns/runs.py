@@ -6,7 +6,7 @@ import json
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
@@ -47,7 +47,6 @@ class PlannedRun:
     files: Mapping[Path, str] = field(default_factory=dict)  # written before the command, which reads them
     report: Path | None = None  # the command writes it; removed before, so that no older one is read
     server: Server | None = None
-    other_log: Path | None = None  # of a server that runs already, read for evidence
 
     @property
     def name(self) -> str:
@@ -89,7 +88,9 @@ class PlannedRun:
                 stack.enter_context(server)
             seconds = run_command(self.command, self.log, timeout_s=limits.timeout_s, hold=(lock,))
         figures = self.measure("".join(output_lines(self.log, self.command)))
-        evidence = read_evidence(self._printed())
+        # The client of a server is no evidence, though it may load the same plugins.
+        engine = self if self.server is None else self.server
+        evidence = read_evidence(output_lines(engine.log, engine.command))
         if problem := evidence.problem(self.labels["variant"]):
             raise ReportError(problem)
         said = {"hook_lines": list(evidence.lines), "version": evidence.version}
@@ -103,15 +104,6 @@ class PlannedRun:
         if self.server is None or error.command != self.command:
             return str(error)
         return f"{error}\n" + quote_tail(self.server.log, "last lines of the server's log")
-
-    def _printed(self) -> Iterator[str]:
-        """What the engine printed. The client of a server is none, though it may load the same plugins."""
-        if self.server is not None:
-            yield from output_lines(self.server.log, self.server.command)
-        elif self.other_log is not None:
-            yield from output_lines(self.other_log, None)
-        else:
-            yield from output_lines(self.log, self.command)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,6 @@ prompt several times and reports the mean TPOT and the draft acceptance rate (DA
 * ``--via serve`` (vLLM's default) starts ``trtllm-serve`` or ``vllm serve`` for each repetition, and
   ``vllm bench serve`` (``--client``) as its client. Prompts are texts then; ``--tokenizer`` makes one of chat
   messages.
-* ``--via running`` does the same with two servers that already run (``--url-off``, ``--url-on``), whose logs
-  (``--log-off``, ``--log-on``) have to show which of them has the heuristic top-k. The build of such a server
-  is not known here: after a restart with another one, use another ``--out``.
 
 TensorRT-LLM's two sides are two YAML files. vLLM's are one command with ``GVR_TOPK_DISABLE=1`` and with
 ``=0``. With ``--concurrency`` the fixed prompt is served so many times at once, instead of at batch 1.
@@ -58,7 +55,7 @@ from eval.common.options import options_of, refuse_repeats
 from eval.common.status import TOOL_FAULT, UNDECIDED, InputError
 from gvr_topk.integrations._kit.environment import DISABLE
 
-Via = Literal["bench", "serve", "running"]
+Via = Literal["bench", "serve"]
 Engine = Literal["tensorrt-llm", "vllm"]
 
 PROGRAMS: dict[tuple[Engine, Via | None], str] = {
@@ -99,10 +96,6 @@ class Settings:
     max_num_tokens: Annotated[int, typer.Option(help="Prefill chunk, for trtllm-bench and vLLM.")] = 8192
     max_seq_len: Annotated[int | None, typer.Option(help="Of both. Default: 1.25 times the prompt.")] = None
     tokenizer: Annotated[str | None, typer.Option(help="Model whose chat template to apply.")] = None
-    url_off: Annotated[str | None, typer.Option(help="Running server without the heuristic top-k.")] = None
-    url_on: Annotated[str | None, typer.Option(help="Running server with it.")] = None
-    log_off: Annotated[Path | None, typer.Option(help="Log of the running server without it.")] = None
-    log_on: Annotated[Path | None, typer.Option(help="Log of the running server with it.")] = None
     port: Annotated[int, typer.Option(help="For --via serve.")] = 8123
     extra_args: Annotated[str, typer.Option(help="More arguments for the engine's program.")] = ""
     launcher: Annotated[str, typer.Option(help="Words before the engine's program.")] = ""
@@ -118,11 +111,11 @@ class Settings:
     @property
     def has_configs(self) -> bool:
         """Whether the two sides are two YAML files."""
-        return self.via != "running" and self.engine == "tensorrt-llm"
+        return self.engine == "tensorrt-llm"
 
     @property
     def command(self) -> list[str]:
-        """The words that start the engine's program; none where servers run already."""
+        """The words that start the engine's program."""
         return shlex.split(self.program) or [PROGRAMS[self.engine, self.via]]
 
     def config(self, mtp: int, variant: Variant) -> Path:
@@ -201,14 +194,10 @@ def plan_run(
         config = settings.config(mtp, variant)
         inputs[str(config)] = text_hash(config.read_text(encoding="utf-8"))
     server = None
-    if settings.via != "running":
-        command = settings.start(prompt, file, mtp, variant, report)
-    if settings.via != "bench":
-        url = (
-            settings.url_off if variant == "off" else settings.url_on
-        ) or f"http://127.0.0.1:{settings.port}"
-        if settings.via == "serve":
-            server = Server(tuple(command), f"{url}/health", Path(f"{place}.server.log"))
+    command = settings.start(prompt, file, mtp, variant, report)
+    if settings.via == "serve":
+        url = f"http://127.0.0.1:{settings.port}"
+        server = Server(tuple(command), f"{url}/health", Path(f"{place}.server.log"))
         command = settings.load(file, url, report)
     return PlannedRun(
         labels={**case, "variant": variant, "repetition": repetition, "order": settings.order},
@@ -220,15 +209,11 @@ def plan_run(
         report=report,
         files={file: content},
         server=server,
-        other_log=settings.log_off if variant == "off" else settings.log_on,
     )
 
 
 def check_settings(settings: Settings, mtps: Sequence[int]) -> None:
-    """Require that each pair of files is a fair comparison of its MTP setting, and that logs are there."""
-    for log in (settings.log_off, settings.log_on):
-        if log is not None and not log.is_file():
-            raise InputError(f"{log}: wanted the log of a running server, got no such file")
+    """Require that each pair of files is a fair comparison of its MTP setting."""
     if not settings.has_configs:
         return
     if settings.configs is None and (unknown := [str(mtp) for mtp in mtps if mtp not in MTP]):
@@ -269,27 +254,19 @@ def main(given: Settings) -> None:
     settings = replace(given, via=given.via or ("serve" if given.engine == "vllm" else "bench"))
     engine, via, order = settings.engine, settings.via, settings.order
     if engine == "vllm" and via == "bench":
-        raise typer.BadParameter("wanted serve or running for vLLM, got bench", param_hint="--via")
+        raise typer.BadParameter("wanted serve for vLLM, got bench", param_hint="--via")
     if engine == "vllm" and settings.configs is not None:
         raise typer.BadParameter(
             "wanted none for vLLM, whose sides differ in GVR_TOPK_DISABLE alone", param_hint="--configs"
         )
-    of_servers = (settings.url_off, settings.url_on, settings.log_off, settings.log_on)
-    if any((value is not None) != (via == "running") for value in of_servers):
-        raise typer.BadParameter(
-            "wanted --url-off, --url-on, --log-off and --log-on with --via running, and only then",
-            param_hint="--via",
-        )
     mtps = settings.mtp or list(MTP)
     refuse_repeats(mtps, "--mtp")
-    if via == "running" and len(mtps) != 1:
-        raise typer.BadParameter("wanted one setting, that of the running servers", param_hint="--mtp")
     store = RunStore(settings.out / "runs")
     fixed = read_prompts(settings)
     check_settings(settings, mtps)
     cases: list[dict[str, Any]] = [{"MTP": setting, "prompt": label} for setting in mtps for label in fixed]
     package = "vllm" if engine == "vllm" else "tensorrt_llm"
-    build = {} if via == "running" else build_identity(settings.command[0], package)
+    build = build_identity(settings.command[0], package)
     planned = [
         plan_run(settings, case, fixed[case["prompt"]], turn, build)
         for case in cases
@@ -302,7 +279,7 @@ def main(given: Settings) -> None:
         store,
         describe_power(spreads, settings.repetitions, order, ERROR_RATE / 2 / family, "per cent"),
         Limits(settings.timeout, settings.start_timeout, settings.keep_going),
-        program=[] if via == "running" else [*shlex.split(settings.launcher), *settings.command],
+        program=[*shlex.split(settings.launcher), *settings.command],
         option="--program",
         dry_run=settings.dry_run,
     )

@@ -103,15 +103,10 @@ def free_port() -> int:
 
 
 def make_server(port: int = 0, status: int = 200) -> ThreadingHTTPServer:
-    """A server on 127.0.0.1 that answers GETs of ``/health`` with 200, and every other one with `status`.
-
-    The paths that it was asked for are in its attribute ``seen``.
-    """
-    seen: list[str] = []
+    """A server on 127.0.0.1 that answers GETs of ``/health`` with 200, and every other one with `status`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            seen.append(self.path)
             self.send_response(200 if self.path == "/health" else status)
             self.end_headers()
 
@@ -120,14 +115,13 @@ def make_server(port: int = 0, status: int = 200) -> ThreadingHTTPServer:
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
-    server.seen = seen  # type: ignore[attr-defined]
     return server
 
 
 @contextmanager
-def serving(status: int = 200) -> Iterator[ThreadingHTTPServer]:
+def serving() -> Iterator[ThreadingHTTPServer]:
     """`make_server` on a free port, for the time of the block."""
-    server = make_server(status=status)
+    server = make_server()
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

@@ -14,11 +14,9 @@ from eval_fakes import (
     VLLM_HOOK_LINE,
     Campaign,
     Ended,
-    address,
     free_port,
     run_record,
     run_verb,
-    serving,
     write_program,
 )
 
@@ -32,10 +30,6 @@ from eval.campaigns.verdicts import Order, bounds, looks_at
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "tests" / "data" / "eval_samples"
 FAKES = str(Path(__file__).with_name("eval_fakes.py"))
-RUNNING = (
-    "--via", "running", "--url-on", "http://x", "--url-off", "http://y", "--log-on", "none.log", "--log-off",
-    "none.log",
-)  # fmt: skip
 PROMPTS = ("--prompts", f"64K={SAMPLES / 'prompts.jsonl'}", "--entry", "0")
 TEXT = (*PROMPTS[:2], "--entry", "1")
 """Prompts of token ids, which trtllm-bench takes, and of text, which the client of a server sends."""
@@ -257,40 +251,6 @@ def test_vllm_whose_plugin_does_not_load_has_no_figures(bench: Bench) -> None:
     assert [run["labels"]["variant"] for run in bench.results["runs"]] == ["off"]
 
 
-def _run_beside_servers(bench: Bench, off: str = "plain", on: str = HOOK_LINE) -> Ended:
-    """Measure two servers that run already, of which these are the logs."""
-    (bench.state / "off.log").write_text(off + "\n")
-    (bench.state / "on.log").write_text(on + "\n")
-    with serving() as without, serving() as with_it:
-        options = (
-            "--via", "running", "--mtp", "3", "--repetitions", "1", "--requests", "2", "--warmup", "1",
-            "--url-off", address(without), "--log-off", str(bench.state / "off.log"),
-            "--url-on", address(with_it), "--log-on", str(bench.state / "on.log"),
-        )  # fmt: skip
-        result = bench.run(*options, prompts=TEXT)
-        assert [server.seen for server in (without, with_it)] == [["/v1/models"]] * 2  # type: ignore[attr-defined]
-    return result
-
-
-def test_running_servers_are_measured_in_turn(bench: Bench) -> None:
-    result = _run_beside_servers(bench)
-    assert result.exit_code == 0, result.output
-    assert bench.results["decisions"][0]["acceptance_off"] == [0.4375]
-
-
-@pytest.mark.parametrize(
-    ("logs", "message"),
-    [
-        ({"on": "plain"}, "no line of gvr_topk in its log says that the heuristic top-k was on"),
-        ({"off": HOOK_LINE}, "its log says that the heuristic top-k was on"),
-    ],
-)
-def test_logs_of_running_servers_are_the_evidence(bench: Bench, logs: dict[str, str], message: str) -> None:
-    result = _run_beside_servers(bench, **logs)
-    assert result.exit_code == 3 and message in result.output
-    assert bench.results["decisions"][0]["decision"]["difference"] is None
-
-
 def test_serve_failure_shows_the_servers_log_too(bench: Bench) -> None:
     bench.write_server("trtllm-serve", "illegal memory access", 500)
     options = ("--via", "serve", "--mtp", "0", "--repetitions", "1", "--port", str(free_port()))
@@ -321,12 +281,7 @@ def test_missing_program_is_named_before_the_first_run(bench: Bench) -> None:
         (("--prompts", f"../../x={SAMPLES / 'prompts.jsonl'}"), "a label of letters, digits"),
         (("--prompts", f"..={SAMPLES / 'prompts.jsonl'}"), "a label of letters, digits"),
         ((*PROMPTS, "--configs", "x_{mpt}.yaml"), "wanted {mtp} and {variant} in it"),
-        ((*PROMPTS, "--via", "running"), "--url-off"),
-        ((*PROMPTS, "--url-on", "http://x"), "--url-off"),
-        ((*PROMPTS, "--via", "running", "--url-on", "http://x", "--url-off", "http://y"), "--log-off"),
-        ((*TEXT, *RUNNING), "wanted one setting"),
-        ((*TEXT, *RUNNING, "--mtp", "0"), "none.log: wanted the log of a running server"),
-        ((*PROMPTS, "--engine", "vllm", "--via", "bench"), "serve or running for vLLM"),
+        ((*PROMPTS, "--engine", "vllm", "--via", "bench"), "serve for vLLM"),
         ((*PROMPTS, "--engine", "vllm", "--configs", "{mtp}_{variant}"), "GVR_TOPK_DISABLE alone"),
     ],
 )
