@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
 from bench_data import CAUSAL, file_of, index_of, result
 from bench_data import short_chains as short_chains  # a fixture for all
 
@@ -127,9 +126,6 @@ class TestCellRun:
         measured = self.run().measure(Implementation("torch", prepare))
         assert (measured["cold_us"], measured["exact"]) == (None, False)
         assert measured["note"] == "RuntimeError: out of memory"
-
-    def test_op_gives_one_set_in_all_runs(self) -> None:
-        assert bench_kernels.repeatability([IMPLEMENTATIONS["hinted"]], "cpu") == {"hinted": 1}
 
 
 class TestTwoLevelIndexer:
@@ -292,23 +288,6 @@ class TestFiles:
                 for impl in ("hinted", "trtllm", "read_floor")
             )
         )
-
-    def test_load_refuses_another_format(self, tmp_path: Path) -> None:
-        path = tmp_path / "other.json"
-        path.write_text('{"format": "gvr_topk.bench_kernels/2"}')
-        with pytest.raises(
-            typer.BadParameter, match=r"other\.json.*wanted format.*got 'gvr_topk.bench_kernels/2'"
-        ):
-            read_results(path, FORMAT)
-
-    def test_written_file_reads_back(self, tmp_path: Path) -> None:
-        path = tmp_path / "bench.json"
-        write_json(path, self.data())
-        assert read_results(path, FORMAT) == self.data() and list(tmp_path.iterdir()) == [path]
-
-    def test_files_are_strict(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="JSON"):
-            write_json(tmp_path / "x.json", {"a": float("nan")})
 
     def test_picture_draws_few_implementations(self, tmp_path: Path) -> None:
         picture.draw(self.data(), tmp_path / "few.svg", (1,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from eval.__main__ import main
 from eval.bench.bench_report import FORMAT
 
+OTHER = {"machine": {"commit": "abc", "device": "GPU 1"}}
 TIMES = {("a", "hinted"): 10.0, ("a", "no_hint"): 20.0, ("b", "hinted"): 5.0}
 
 
@@ -66,35 +68,26 @@ def test_cells_that_a_file_lacks_are_left_out(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("commit", "device", "changes", "text"),
+    ("commit", "device", "change", "text"),
     [
-        ("def", "GPU 2", {}, "wanted files of one device, got GPU 1, GPU 2"),
-        ("abc", "GPU 1", {}, "wanted files of two commits, got abc"),
-        ("def", "GPU 1", {"exact": False}, "wanted exact results, got wrong ones: hinted at a"),
+        ("def", "GPU 2", lambda data: None, "wanted files of one device, got GPU 1, GPU 2"),
+        ("abc", "GPU 1", lambda data: None, "wanted files of two commits, got abc"),
+        ("def", "GPU 1", lambda data: data["results"][0].update(exact=False), "got wrong ones: hinted at a"),
+        ("def", "GPU 1", lambda data: data["runs"].append(OTHER), "wanted one commit on one device"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(
     commit: str,
     device: str,
-    changes: dict[str, Any],
+    change: Callable[[dict[str, Any]], None],
     text: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     before, after = write(tmp_path / "b", "abc"), Path(write(tmp_path / "a", commit, device))
     data = json.loads(after.read_text())
-    data["results"][0] |= changes
+    change(data)
     after.write_text(json.dumps(data))
     assert main(["compare", before, str(after)]) == 2
     said = capsys.readouterr()
     assert said.out == "" and text in " ".join(said.err.replace("│", " ").split())
-
-
-def test_a_file_of_two_commits_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = Path(write(tmp_path / "b", "abc"))
-    data = json.loads(file.read_text())
-    data["runs"].append({"machine": {"commit": "def", "device": "GPU 1"}})
-    file.write_text(json.dumps(data))
-    assert main(["compare", str(file)]) == 2
-    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert "wanted one commit on one device" in said

@@ -672,15 +672,3 @@ def test_requests_with_different_numbers_of_drafts_use_no_state(shape, monkeypat
     assert state_of(engine).row_slot(engine.metadata, 1, 2) is None
     engine.step([], requests)
     assert integration.counters().calls == {("gvr_topk", "hint"): 4}
-
-
-def test_real_topk_of_2048(monkeypatch):
-    with fake_package("trtllm_1_2", topk=2048):
-        dsa = hooked(monkeypatch)
-        engine = Engine(dsa, topk=2048, layers=1, max_requests=1, max_len=2100)
-        request = Request(1, 2060, 2100, seed=1)
-        engine.step([(request, 2060)], [])
-        request.done = 2060
-        (row,) = engine.step([], [request])
-        assert integration.counters().calls == {("gvr_topk", "hint"): 1}
-        assert (row[0] >= 0).all() and row[0].unique().numel() == 2048
