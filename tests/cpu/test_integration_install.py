@@ -706,20 +706,6 @@ def test_modules_keep_their_own_loader(shape):
     assert type(module.__loader__).__name__ == type(module.__spec__.loader).__name__ == "SourceFileLoader"
 
 
-@pytest.mark.parametrize("shape", WITH_OP)
-def test_the_op_replacement_still_has_the_originals_attributes(shape):
-    with fake_package(shape):
-        load_dsa()
-        integration.install()
-        op = torch.ops.trtllm.indexer_topk_decode
-        assert op.default._schema.name == "trtllm::indexer_topk_decode"
-        logits = torch.randn(1, 40)
-        out = torch.full((1, 16), -7, dtype=torch.int32)
-        op(logits, torch.tensor([40], dtype=torch.int32), out, 1)
-        assert set(out[0].tolist()) == set(logits.topk(16).indices[0].tolist())
-        assert integration.counters().calls == {("original", "not from the indexer"): 1}
-
-
 @pytest.mark.parametrize("asked", [True, False])
 def test_an_indexer_of_another_backend_is_said_once_and_stays_theirs(monkeypatch, asked):
     """CSA2 overrides the call that tells us the layer, and prepares its batches as DSA does."""
@@ -766,13 +752,18 @@ def test_next_n_is_passed_on_as_it_was_given(by_name):
     assert (seen[0].next_n, seen[0].k, seen[0].compress_ratio, seen[0].native) == (3, 16, 4, "")
 
 
-def test_a_topk_that_no_indexer_asks_for_stays_theirs():
-    with fake_package("trtllm_1_3_rc27"):
-        load_dsa()
-        integration.install()
+def test_a_topk_that_no_indexer_asks_for_stays_theirs(shape):
+    """And the op that stands in for theirs still has the attributes of theirs."""
+    load_dsa()
+    integration.install()
+    logits, out = torch.randn(1, 40), torch.full((1, 16), -7, dtype=torch.int32)
+    lengths = torch.tensor([40], dtype=torch.int32)
+    if shape in WITH_OP:
+        op = torch.ops.trtllm.indexer_topk_decode
+        assert op.default._schema.name == "trtllm::indexer_topk_decode"
+        op(logits, lengths, out, 1)
+    else:
         top_k = sys.modules["tensorrt_llm._torch.modules.top_k"].TopK(16)
-        logits, out = torch.randn(1, 40), torch.full((1, 16), -7, dtype=torch.int32)
-        lengths = torch.tensor([40], dtype=torch.int32)
         top_k(logits, out, is_prefill=False, sequence_lengths=lengths, scan_lengths=lengths)
-        assert set(out[0].tolist()) == set(logits.topk(16).indices[0].tolist())
-        assert integration.counters().calls == {("original", "not from the indexer"): 1}
+    assert set(out[0].tolist()) == set(logits.topk(16).indices[0].tolist())
+    assert integration.counters().calls == {("original", "not from the indexer"): 1}

@@ -126,38 +126,21 @@ def test_same_sets_with_positions(shape, monkeypatch, options):
     assert rows > 100 and state_of(engine).requests.indices is not None
 
 
-def test_the_state_follows_its_request_when_rows_move(shape, monkeypatch):
-    """What a request's slot holds after a step is what its row left, wherever the row stood."""
-    engine = Engine(hooked(monkeypatch))
-    requests = running(11, 12, 13)
-    engine.step([], requests)
-    slots = state_of(engine).requests
-    before = {r.request_id: slots.words[:, slots.slot_of(r.request_id)].clone() for r in requests}
-    assert all((rows[:, 0] > 48).all() for rows in before.values())  # not unknown, and no window of values
-    assert len({tuple(rows[:, 1].tolist()) for rows in before.values()}) == 3
-    engine.step([], requests[::-1])  # the same step again, rows in another order
-    after = {r.request_id: slots.words[:, slots.slot_of(r.request_id)] for r in requests}
-    assert all(torch.equal(before[i], after[i]) for i in before)
-
-
-def test_positions_follow_their_request_when_rows_move(shape, monkeypatch):
+def test_a_slot_holds_what_its_request_has_left_wherever_its_row_stands(shape, monkeypatch):
     engine = Engine(hooked(monkeypatch, keep_positions=True))
-    first, second, third = running(11, 12, 13)
-    before = {}
-    for i, result in enumerate(engine.step([], [first, second, third])):
-        before |= {(i, request_id): row for request_id, row in zip((11, 12, 13), result, strict=True)}
-    for request in (second, third):
-        request.done += 1
-    # The first request is gone and the others changed rows: each slot must still hold its own positions.
-    state = state_of(engine)
-    slots = {r.request_id: state.requests.slot_of(r.request_id) for r in (second, third)}
-    kept = {request_id: state.requests.indices[:, slot].clone() for request_id, slot in slots.items()}
-    for (layer, request_id), row in before.items():
-        if request_id in kept:
-            assert torch.equal(kept[request_id][layer].sort().values, row)
-    engine.step([], [third, second])
-    slots = state.requests.row_slot[:3].tolist()
-    assert slots == [state.requests.slot_of(13), state.requests.slot_of(12), -1]
+    requests = running(11, 12, 13)
+    chosen = engine.step([], requests)
+    slots = state_of(engine).requests
+    own = [slots.slot_of(request.request_id) for request in requests]
+    words = slots.words[:, own].clone()
+    assert (words[..., 0] > 48).all()  # not unknown, and no window of values
+    assert len({tuple(values) for values in words[..., 1].T.tolist()}) == 3
+    for positions, rows in zip(slots.indices[:, own], chosen, strict=True):
+        assert torch.equal(positions.sort(dim=1).values, rows)
+    engine.step([], requests[::-1])  # the same step again, rows in another order
+    assert torch.equal(slots.words[:, own], words)
+    engine.step([], [requests[2], requests[1]])
+    assert slots.row_slot[:3].tolist() == [own[2], own[1], -1]
 
 
 @pytest.mark.parametrize(

@@ -245,26 +245,6 @@ def test_prefill_in_other_layouts_is_vllms(serving):
     assert hook.select(PrefillCall(logits, starts, ends, out, 2, 128, 1, 8), op)  # none of them was an error
 
 
-def test_prefill_that_fails_falls_back_alone(serving, log, monkeypatch):
-    """Decode goes on; vLLM's own prefill serves from then on, and one line says so."""
-    runner = Runner()
-    request = runner.add("a", 300)
-
-    def fail(*args, **kwargs):
-        raise RuntimeError("no room\nfor this launch")
-
-    monkeypatch.setattr(prefill_module, "indexer_topk_prefill", fail)
-    assert_prompts_exact(runner.step([], [request]), runner.topk, ours=False)
-    monkeypatch.undo()
-    other = runner.add("b", 200)
-    step = runner.step([request], [other])
-    assert_exact(step, runner.topk)
-    assert_prompts_exact(step, runner.topk, ours=False)
-    assert calls() == {("original", "prefill error: RuntimeError"): 4, (OURS, "hint"): 2}
-    failed = [line for line in log if "fell back: prefill: RuntimeError: no room for this launch" in line]
-    assert len(failed) == 1
-
-
 def test_prefill_op_that_has_changed(vllm, log, monkeypatch):
     """One transaction: decode is left alone, too."""
     __import__("vllm._custom_ops")
@@ -760,7 +740,11 @@ def test_broken_metadata_costs_the_state_alone(changed, log):
         assert calls() == {(OURS, "no_state"): 4}
 
 
-def test_error_falls_back_and_switches_off(serving, log, monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "op", "kind"),
+    [(hook_module, "indexer_topk_decode", ""), (prefill_module, "indexer_topk_prefill", "prefill ")],
+)
+def test_an_op_that_fails_falls_back_alone_and_for_good(serving, log, monkeypatch, module, op, kind):
     runner = Runner()
     request = runner.add("a", 300)
     assert_exact(runner.step([request]), runner.topk)
@@ -768,13 +752,16 @@ def test_error_falls_back_and_switches_off(serving, log, monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("no room\nfor this launch")
 
-    monkeypatch.setattr(hook_module, "indexer_topk_decode", fail)
-    assert_exact(runner.step([request]), runner.topk, ours=False)
-    monkeypatch.undo()
-    assert_exact(runner.step([request]), runner.topk, ours=False)
-    assert calls() == {(OURS, "hint"): 2, ("original", "error: RuntimeError"): 4}
-    failed = [line for line in log if "fell back" in line]
-    assert len(failed) == 1 and "RuntimeError: no room for this launch" in failed[0]
+    monkeypatch.setattr(module, op, fail)
+    for prompt in "bc":
+        step = runner.step([request], [runner.add(prompt, 200)])
+        assert_exact(step, runner.topk, ours=kind != "")
+        assert_prompts_exact(step, runner.topk, ours=kind == "")
+        monkeypatch.undo()
+    served = {(OURS, "prefill"): 4, (OURS, "hint"): 2} if kind == "" else {(OURS, "hint"): 6}
+    assert calls() == served | {("original", f"{kind}error: RuntimeError"): 4}
+    (line,) = [line for line in log if "fell back" in line]
+    assert f"fell back: {kind.replace(' ', ': ')}RuntimeError: no room for this launch" in line
 
 
 @pytest.mark.parametrize("drafts", [0, 2])
