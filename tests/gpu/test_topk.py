@@ -93,14 +93,6 @@ def test_any_shape_strides_and_dimension(name: str, largest: bool) -> None:
     check_all_elements(given, 7, largest=largest)
 
 
-def test_no_elements_and_no_dimensions() -> None:
-    for shape, k in (((0,), 0), ((0, 5), 2), ((5, 0), 0), ((3, 4), 0)):
-        got, wanted = topk(torch.empty(shape, device="cuda"), k), torch.topk(torch.empty(shape), k)
-        assert got.values.shape == wanted.values.shape and got.indices.shape == wanted.indices.shape
-    scalar = topk(torch.tensor(2.5, device="cuda"), 1)
-    assert scalar.values == 2.5 and scalar.indices == 0 and scalar.indices.shape == ()
-
-
 def all_of(given: Tensor, k: int) -> tuple[Tensor, ...]:
     return (
         *topk(given, k),
@@ -148,15 +140,6 @@ def test_one_graph(dynamic: bool) -> None:
             assert torch.equal(got, wanted) and got.dtype == wanted.dtype
         results[0].sum().backward()
         assert given.grad is not None and torch.equal(given.grad != 0, topk_mask(given, k))
-
-
-@BOTH
-def test_gradients_are_those_of_torch(largest: bool) -> None:
-    ours, theirs = (torch.randn(3, 400, 5, device="cuda", generator=draw(9)).requires_grad_() for _ in "ab")
-    weights = torch.randn(3, 70, 5, device="cuda", generator=draw(10))
-    (topk(ours, 70, 1, largest).values * weights).sum().backward()
-    (torch.topk(theirs, 70, 1, largest).values * weights).sum().backward()
-    assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad)
 
 
 def test_equal_under_deterministic_algorithms() -> None:
@@ -215,27 +198,6 @@ def test_torch_topk_is_served_between_enable_and_disable(served: list[tuple[int,
     torch_backend.disable()
     torch.topk(given, 50)
     assert len(served) == 12
-
-
-def test_torch_topk_keeps_the_calls_that_are_not_served(served: list[tuple[int, ...]]) -> None:
-    given = tied(2, 1000)
-    out = (torch.empty(0, device="cuda"), torch.empty(0, dtype=torch.int64, device="cuda"))
-    torch_backend.enable()
-    for result in (
-        torch.topk(given.double(), 30),
-        torch.topk(given.long(), 30),
-        torch.topk(given, 30, out=out),
-    ):
-        assert torch.equal(result[0].float(), best_values(given, 30))
-    assert torch.equal(torch.topk(given, 30, largest=False).values, best_values(given, 30, largest=False))
-    assert torch.topk(given, 0).values.shape == (2, 0) and torch.topk(given[0, 0], 1).values == given[0, 0]
-    with pytest.raises(RuntimeError, match="selected index k out of range"):
-        torch.topk(given, 1001)
-    assert served == []
-
-
-def best_values(given: Tensor, k: int, *, largest: bool = True) -> Tensor:
-    return given.gather(-1, best(given, k, largest=largest).cuda())
 
 
 def test_torch_topk_when_served_has_gradients_compiles_and_is_captured(served: list[tuple[int, ...]]) -> None:
