@@ -16,7 +16,6 @@ from gvr_topk.arguments import BlocksArguments, InBlocksArguments
 from gvr_topk.constants import BLOCK_SIZE, MAX_CHOSEN_BLOCKS, MAX_WIDTH, ONE_LAUNCH_BLOCKS_WIDTH
 from gvr_topk.contract import DTYPES
 from gvr_topk.evaluation.oracle import (
-    drop_masked_positions,
     sorted_blocks,
     sorted_in_blocks,
     sorted_topk,
@@ -92,12 +91,6 @@ def test_the_fewest_blocks_for_k() -> None:
     assert positions.tolist() == [[3, 20, 44, 61]] and blocks.tolist() == [[0, 2, 5, 7, 9]]
 
 
-def test_lengths_beyond_the_width_end_with_it() -> None:
-    got = indexer_topk_blocks(scores(), torch.full((ROWS,), INT_MAX, dtype=torch.int32), K, BLOCK_K)
-    wanted = agree(scores(), torch.full((ROWS,), WIDTH, dtype=torch.int32))
-    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
-
-
 @pytest.mark.parametrize("width", [*(ONE_LAUNCH_BLOCKS_WIDTH + n for n in (0, 1, 8)), 524_288, MAX_WIDTH])
 def test_the_widest_row_and_the_most_blocks(width: int) -> None:
     logits = torch.zeros(1, width)
@@ -136,38 +129,6 @@ def test_results_are_written_in_place_and_no_further() -> None:
 
 
 # ---------------------------------------------------------------- rows that start anywhere, masked blocks
-
-
-@pytest.mark.parametrize("drop", [False, True])
-def test_rows_count_from_their_starts(drop: bool) -> None:
-    """What lies before a row, or behind it, is never a score."""
-    starts = int32(0, 3, 8, 200, -5, INT_MAX)
-    lengths = int32(WIDTH, 57, 160, 58, 40, 7)
-    first = starts.clamp(0, WIDTH).tolist()
-    logits = scores().masked_fill(scores(seed=1) < 20, -INF)
-    moved = torch.stack(
-        [torch.cat((row[at:], torch.full((at,), NAN))) for row, at in zip(logits, first, strict=True)]
-    )
-    visible = torch.minimum(lengths, WIDTH - torch.tensor(first))
-    for row, (at, n) in enumerate(zip(first, visible.tolist(), strict=True)):
-        logits[row, :at], logits[row, at + n :] = NAN, INF
-    options: dict[str, Any] = {"row_starts": starts, "drop_masked": drop}
-    positions, blocks = indexer_topk_blocks(logits, lengths, K, BLOCK_K, **options)
-    wanted = sorted_topk(moved, visible, K)
-    assert torch.equal(positions, drop_masked_positions(moved, wanted) if drop else wanted)
-    assert torch.equal(blocks, sorted_blocks(moved, visible, BLOCK_K, drop=drop))
-    assert torch.equal(indexer_topk_in_blocks(logits, lengths, blocks, K, **options), positions)
-    assert positions.tolist()[3][3:] == [-1, -1] and blocks.tolist()[5] == [-1] * BLOCK_K
-
-
-def test_starts_and_drafts() -> None:
-    """Lengths are still those of requests, in keys, and starts those of rows, in columns."""
-    logits, starts = scores(), int32(1, 2, 3, 50, 60, 70)
-    options: dict[str, Any] = {"next_n": 3, "compress_ratio": 4, "row_starts": starts}
-    got = indexer_topk_blocks(logits, int32(400, 600), K, BLOCK_K, **options)
-    lengths = int32(398 // 4, 399 // 4, 100, 598 // 4, 599 // 4, 150)
-    wanted = indexer_topk_blocks(logits, lengths, K, BLOCK_K, row_starts=starts)
-    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
 def test_masked_blocks_are_dropped_but_for_the_newest() -> None:

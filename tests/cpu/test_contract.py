@@ -115,44 +115,6 @@ def test_oracle_follows_the_contract(row: list[float], k: int, unseen: int) -> N
     assert got.tolist() == [by_contract(row, k)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("levels", [2, 50, 100_000])
-def test_oracle_takes_the_values_of_torch_topk(dtype: torch.dtype, levels: int) -> None:
-    generator = torch.Generator().manual_seed(levels)
-    rows, width, k = 6, 3001, 512
-    logits = (torch.randint(levels, (rows, width), generator=generator) - levels // 2).to(torch.float32)
-    logits[:, ::97] = math.nan
-    logits = (logits / 7).to(dtype)
-    lengths = torch.tensor([width, 2500, 1000, 513, 512, 511])
-    got = exact_topk(logits, lengths, k)
-    for row, length in enumerate(lengths.tolist()):
-        taken = got[row][got[row] >= 0].long()
-        wanted = torch.topk(logits[row, :length].float(), min(k, length)).values
-        assert torch.equal(order_key(logits[row, taken]).sort().values, order_key(wanted).sort().values)
-        assert taken.tolist() == sorted(set(taken.tolist())) and taken.max() < length
-        kth = order_key(wanted).min()
-        ties = (order_key(logits[row, :length]) == kth).nonzero().flatten()
-        tied_taken = taken[order_key(logits[row, taken]) == kth]
-        assert torch.equal(tied_taken, ties[: len(tied_taken)])  # the smallest indices of them
-
-
-@pytest.mark.parametrize(
-    ("row", "length", "expected"),
-    [
-        # Rows shorter than k, of k, and longer.
-        *(([0.0, 1.0, 1.0, 1.0], length, [-1, -1, -1]) for length in (-2, 0)),
-        ([0.0, 1.0, 1.0, 1.0], 2, [0, 1, -1]),
-        ([0.0, 1.0, 1.0, 1.0], 3, [0, 1, 2]),
-        ([0.0, 1.0, 1.0, 1.0], 4, [1, 2, 3]),
-        ([2.0, 1.0], 2, [0, 1, -1]),  # fewer columns than items
-        ([-0.0, -0.0, -0.0, 0.0], 4, [0, 1, 2]),  # both zeros tie
-        ([0.0, 0.0, 0.0, -0.0], 4, [0, 1, 2]),
-    ],
-)
-def test_rows_by_hand(row: list[float], length: int, expected: list[int]) -> None:
-    assert exact_topk(torch.tensor([row]), torch.tensor([length]), 3).tolist() == [expected]
-
-
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_masked_scores_are_dropped(width: int) -> None:
     empty = torch.full((2, 3), -1, dtype=torch.int32)

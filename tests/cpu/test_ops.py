@@ -143,12 +143,6 @@ def test_rows_of_scores_may_overlap() -> None:
     assert torch.equal(got, sorted_topk(windows.clone(), lengths, K))
 
 
-def test_the_widest_row() -> None:
-    logits = torch.zeros(1, MAX_WIDTH)
-    logits[0, -1] = 1.0
-    assert gvr_topk.indexer_topk_decode(logits, int32(MAX_WIDTH), 2).tolist() == [[0, MAX_WIDTH - 1]]
-
-
 def test_no_rows() -> None:
     got = gvr_topk.indexer_topk_decode(torch.empty(0, 10), int32(), 4)
     assert got.shape == (0, 4) and got.dtype == torch.int32
@@ -207,14 +201,6 @@ def test_rows_read_what_their_slot_held_before_the_call() -> None:
     assert stats[:, StatsColumn.REASON].tolist() == [HintReason.FIRST_STEP] * 4
     assert kept.indices is not None and kept.indices[2].tolist() == got[1].tolist()
     assert kept.indices[5].tolist() == got[3].tolist() and (kept.indices[[0, 1, 3, 4]] == hint[0]).all()
-
-
-@pytest.mark.parametrize("row_slot", [None, int32(0, 0, 3, 3, -1, 7)])
-def test_without_positions_nothing_is_counted(row_slot: Tensor | None) -> None:
-    stats = torch.zeros(ROWS, 8, dtype=torch.int32)
-    got = call(state=state(4), row_slot=row_slot, stats=stats)
-    assert torch.equal(got, expected())
-    assert (stats[:, StatsColumn.HITS] == -1).all()
 
 
 def test_short_rows_leave_padded_positions_and_the_value_that_was_there() -> None:

@@ -11,7 +11,6 @@ import torch
 from rows import ROWS, WIDTH, in_windows, int32, scores
 from torch import Tensor
 
-import gvr_topk
 from gvr_topk import indexer_topk_prefill, ops
 from gvr_topk.arguments import PrefillArguments
 from gvr_topk.constants import MAX_WIDTH, HintReason, StatsColumn
@@ -91,15 +90,6 @@ def test_a_window_is_clamped_to_the_row(start: int, end: int, wanted: tuple[int,
     agree(scores(1, 10), int32(start), int32(end), 3)
 
 
-def test_windows_are_those_of_rows_cut_out_for_decode() -> None:
-    got = indexer_topk_prefill(scores(), STARTS, ENDS, K)
-    for row, start, end in zip(range(ROWS), STARTS.clamp(min=0).tolist(), ENDS.tolist(), strict=True):
-        cut = scores()[row : row + 1, start:end]
-        if cut.shape[1] > 0:
-            alone = gvr_topk.indexer_topk_decode(cut, int32(cut.shape[1]), K)
-            assert torch.equal(got[row : row + 1], alone)
-
-
 def test_rows_of_scores_may_overlap() -> None:
     starts, ends = STARTS, ENDS
     agree(scores(1).expand(ROWS, WIDTH), starts, ends, K)
@@ -175,12 +165,6 @@ def test_statistics_of_rounds_alone() -> None:
     stats = torch.full((ROWS, 8), 77, dtype=torch.int32)
     call(stats=stats, path="radix_rounds")
     assert (stats[:, StatsColumn.REASON] == HintReason.DISABLED).all()
-
-
-def test_a_window_of_k_scores_is_short() -> None:
-    stats = torch.zeros(2, 8, dtype=torch.int32)
-    indexer_topk_prefill(scores(2), int32(5, 5), int32(5 + K, 6 + K), K, stats=stats)
-    assert stats[:, StatsColumn.REASON].tolist() == [HintReason.SHORT_ROW, HintReason.FIRST_STEP]
 
 
 # ---------------------------------------------------------------- torch.library and torch.compile

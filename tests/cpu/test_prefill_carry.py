@@ -93,28 +93,12 @@ def test_one_carry_serves_every_dtype(step: int) -> None:
         assert got.tolist() == in_windows(scores().to(dtype), STARTS, ENDS, K)
 
 
-def test_ties_go_to_the_smallest_positions_of_all_slices() -> None:
-    kept = PrefillCarry(1, 3)
-    row = torch.tensor([[0.0, 1.0, -0.0, 0.0, 2.0, 0.0]])
-    assert in_slices(row, int32(0), int32(6), [0, 2, 4, 6], kept).tolist() == [[0, 1, 4]]
-    # NaN and -inf rank as they do in one slice.
-    row = torch.tensor([[-INF, 3.0, NAN, -INF, INF, NAN]])
-    assert in_slices(row, int32(0), int32(6), [0, 1, 2, 3, 4, 5, 6], kept).tolist() == [[2, 4, 5]]
-    assert in_slices(row[:, :4], int32(0), int32(4), [0, 1, 4], PrefillCarry(1, 4)).tolist() == [[0, 1, 2, 3]]
-
-
 def test_the_last_columns_of_the_longest_row() -> None:
     kept, out = PrefillCarry(1, 2), torch.empty(1, 2, dtype=torch.int32)
     last, ends = torch.tensor([[5.0, 5.0]]), int32(INT_MAX)
     assert indexer_topk_prefill(last * 2, int32(3), ends, 2, carry=kept, column=0) is None
     indexer_topk_prefill(last, int32(3), ends, 2, carry=kept, column=MAX_WIDTH - 2, out=out)
     assert out.tolist() == [[MAX_WIDTH - 5, MAX_WIDTH - 4]]
-
-
-def test_more_items_than_columns() -> None:
-    kept, k = PrefillCarry(ROWS, WIDTH + 40), WIDTH + 40
-    got = in_slices(scores(), STARTS, ENDS, [0, 9, 30, WIDTH], kept)
-    assert got.tolist() == in_windows(scores(), STARTS, ENDS, k)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(0, 10), (0, 0), (2, 0)])
@@ -125,30 +109,6 @@ def test_nothing_to_select_from(rows: int, width: int) -> None:
 
 
 # ---------------------------------------------------------------- options of the last call
-
-
-@pytest.mark.parametrize("by_request", [False, True])
-@pytest.mark.parametrize("bounds", [[0, WIDTH], [0, 5, 29, 58, WIDTH]])
-def test_options_give_what_they_give_for_whole_rows(bounds: list[int], by_request: bool) -> None:
-    """Rows of no request are padding, though slices have been selected from them."""
-    requests = REQUESTS if by_request else ROWS
-    table = torch.arange(4 * requests, dtype=torch.int32).reshape(requests, 4) - 2
-    offsets = torch.arange(requests, dtype=torch.int32) * (INT_MAX // 4)
-    request = {"row_request": int32(0, 2, 1, -1, 3, INT_MIN)} if by_request else {}
-    paging: dict[str, Any] = {"page_table": table, "page_size": PAGE}
-    for options in ({"offsets": offsets}, paging, {**paging, "offsets": offsets, "slots": None}):
-        written = []
-        for whole in (False, True):
-            outputs = {"counts": torch.full((ROWS,), -7, dtype=torch.int32)}
-            if "slots" in options:
-                outputs["slots"] = torch.full((ROWS, K + 1), -7, dtype=torch.int32)
-            given_ = {**options, **request, **outputs}
-            if whole:
-                got = indexer_topk_prefill(scores(), STARTS, ENDS, K, **given_)
-            else:
-                got = in_slices(scores(), STARTS, ENDS, bounds, PrefillCarry(ROWS, K), **given_)
-            written.append([got, *outputs.values()])
-        assert all(torch.equal(a, b) for a, b in zip(*written, strict=True))
 
 
 @pytest.mark.parametrize("path", ["auto", "radix_rounds"])
