@@ -272,24 +272,6 @@ def test_every_shape_has_a_plan_that_could_be_forced(arch: int, dtype: torch.dty
         assert asdict(plan(**shape, path="auto", ctas_per_row=planned.ctas_per_row)) == asdict(planned)
 
 
-@pytest.mark.parametrize("arch", [90, 100, 120])
-@pytest.mark.parametrize("cap", CLUSTER_SIZES)
-def test_the_cap_holds_wherever_the_row_fits(cap: int, arch: int) -> None:
-    per_cta = 1 << 18 if arch == 120 else 1 << 20
-    for rows, width in product((1, 3, 16, 64, 500), (1, 4096, 32_768, LONG, 262_144, MAX_WIDTH)):
-        free = plan(rows=rows, width=width, k=2048, arch=arch)
-        planned = plan(rows=rows, width=width, k=2048, arch=arch, max_ctas=cap)
-        needed = next(size for size in CLUSTER_SIZES if size * per_cta >= width)
-        assert planned.ctas_per_row <= max(cap, needed) and planned.ctas_per_row >= needed
-        if free.ctas_per_row <= cap:
-            assert planned == free
-
-
-@pytest.mark.parametrize(("k", "width"), [(MAX_WIDTH, 5000), (2048, LONG), (7, 7), (MAX_WIDTH, MAX_WIDTH)])
-def test_a_row_stages_no_more_than_it_has(k: int, width: int) -> None:
-    assert plan(rows=1, width=width, k=k).staged == min(k, width)
-
-
 @pytest.mark.parametrize(
     ("asked", "family", "values"),
     [
