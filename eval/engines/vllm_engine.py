@@ -58,6 +58,9 @@ SAMPLER_VOCABULARY, SAMPLER_PROMPT = 128_256, 64
 SAMPLER_CACHE = 4 << 30
 """Bytes of the cache there, so that several engines may share a GPU while they compare."""
 
+STREAMS, STREAM_STEPS = 32, 64
+"""Requests, and their tokens, whose answers with and without drafts are compared."""
+
 FIRST_STEPS = 3
 """Tokens that every request has before a step counts as one of decode alone."""
 
@@ -238,11 +241,16 @@ def run_requests(
     label: str,
     kernels: KernelTimes | None = None,
 ) -> dict[str, Any]:
-    """Run requests to their end; what was timed. `kernels` sees the steps of decode alone."""
-    for number, tokens in enumerate(requests):
-        engine.add_request(f"{label}-{number}", {"prompt_token_ids": tokens}, make_parameters(number))
+    """Run requests to their end; what was timed, and ``answers``, the tokens of each request.
+
+    `kernels` sees the steps of decode alone.
+    """
+    names = {f"{label}-{number}": number for number in range(len(requests))}
+    for name, number in names.items():
+        engine.add_request(name, {"prompt_token_ids": requests[number]}, make_parameters(number))
     have: dict[str, int] = {}
     cached: dict[str, int] = {}
+    answers: list[list[int]] = [[] for _ in requests]
     decode: list[float] = []
     steps = 0
     while engine.has_unfinished_requests():
@@ -252,8 +260,10 @@ def run_requests(
             profiled.before_step()
         begun = time.perf_counter()
         for output in engine.step():
-            have[output.request_id] = len(output.outputs[0].token_ids)
+            tokens = output.outputs[0].token_ids
+            have[output.request_id] = len(tokens)
             cached[output.request_id] = output.num_cached_tokens
+            answers[names[output.request_id]] = list(tokens)
         steps += 1
         if decoding:
             decode.append(1e3 * (time.perf_counter() - begun))
@@ -266,6 +276,7 @@ def run_requests(
         "decode_steps": len(decode),
         "decode_ms_median": round(statistics.median(decode), 3) if decode else None,
         "decode_ms_least": round(min(decode), 3) if decode else None,
+        "answers": answers,
     }
 
 
@@ -362,6 +373,8 @@ class Trial:
             for batch, kind in itertools.product(self.spec.batches, vllm_sampler.KINDS):
                 if vllm_sampler.shows(kind, batch, compares=self.spec.mode == COMPARE):
                     self._attempt(f"{batch} x {kind}", functools.partial(self._sample, batch, kind))
+            if self.spec.mode == OURS:
+                self._attempt("streams", self._stream)
         else:
             cases = itertools.product(self.spec.lengths, self.spec.batches)
             for seed, (length, batch) in enumerate(cases):
@@ -410,6 +423,7 @@ class Trial:
         case: dict[str, Any] = {"length": length, "batch": batch}
         before = _memory()
         case |= run_requests(self._engine, self._parameters(lambda n: self.spec.steps), requests, label)
+        del case["answers"]
         self._done["cases"].append(case)
         if self._times is not None:
             case |= {"prefill": self._times.take(), "peak_bytes": _memory(peak=True) - before}
@@ -432,9 +446,18 @@ class Trial:
             parameters = self._parameters(lambda n: steps, settings)
             requests = prompts(batch, [SAMPLER_PROMPT], number)
             case |= run_requests(self._engine, parameters, requests, f"{kind} {batch} {number}")
+            del case["answers"]
             if isinstance(self._draws, vllm_sampler.Times):
                 case |= self._draws.take()
             self._done["cases"].append(case)
+
+    def _stream(self) -> None:
+        """Keep the tokens of requests with seeds, which drafts should not change."""
+        settings = vllm_sampler.settings_of(vllm_sampler.MIXED, STREAMS, 0, drafts=True)
+        settings = [setting | {"seed": number} for number, setting in enumerate(settings)]
+        requests = prompts(STREAMS, [SAMPLER_PROMPT], 4000)
+        parameters = self._parameters(lambda n: STREAM_STEPS, settings)
+        self._done["streams"] = run_requests(self._engine, parameters, requests, "streams")["answers"]
 
     def _churn(self) -> None:
         slots = max(self.spec.batches)
@@ -448,6 +471,7 @@ class Trial:
 
     def _run_in_slots(self, requests: Sequence[list[int]], slots: int, tokens: Callable[[int], int]) -> None:
         figures = run_requests(self._engine, self._parameters(tokens), requests, "churn")
+        del figures["answers"]
         self._done["churn"] = figures | {"requests": len(requests), "slots": slots}
 
 

@@ -361,3 +361,17 @@ class Times:
             "host_us": round(1e6 * statistics.median(spent for spent, _ in same), 1),
             "gpu_us": round(statistics.median(on_gpu), 1) if on_gpu else None,
         }
+
+
+def common_tokens(plain: list[list[int]], drafted: list[list[int]]) -> dict[str, int]:
+    """Compare the tokens of the same requests: how many requests have the same, and how many tokens agree."""
+    agree = [
+        next((at for at, pair in enumerate(zip(*both, strict=True)) if pair[0] != pair[1]), len(both[0]))
+        for both in zip(plain, drafted, strict=True)
+    ]
+    return {
+        "requests": len(plain),
+        "requests_alike": sum(same == len(tokens) for same, tokens in zip(agree, plain, strict=True)),
+        "tokens": sum(map(len, plain)),
+        "tokens_before_a_difference": sum(agree),
+    }

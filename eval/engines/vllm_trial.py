@@ -54,7 +54,7 @@ from eval.engines.vllm_engine import (
     Specification,
 )
 from eval.engines.vllm_model import SHAPES, V4, V32, write_model, write_tokenizer
-from eval.engines.vllm_sampler import WRONG
+from eval.engines.vllm_sampler import WRONG, common_tokens
 from gvr_topk.integrations._kit.environment import ENABLE_SAMPLER, ENABLE_SLICES
 
 LAYERS = 4
@@ -225,6 +225,17 @@ def prefill_times(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def streams(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How far tokens of the same requests with and without drafts are the same; takes them from `engines`."""
+    drawn = [(engine, tokens) for engine in engines if (tokens := engine.pop("streams", None))]
+    plain = {engine["graphs"]: tokens for engine, tokens in drawn if not engine["drafts"]}
+    return [
+        {"drafts": engine["drafts"]} | common_tokens(plain[engine["graphs"]], tokens)
+        for engine, tokens in drawn
+        if engine["drafts"] and engine["graphs"] in plain
+    ]
+
+
 def _shapes(times: dict[str, Any]) -> list[tuple[int, int, int]]:
     return [(shape["rows"], shape["width"], shape["calls"]) for shape in times["shapes"]]
 
@@ -269,7 +280,7 @@ def main(
         engines.append(_run_engine(spec, options, min(left, seconds)))
         write_json(out, report(engines, options))
         print(_summary(spec, engines[-1]), flush=True)
-    summary = report(engines, options) | {"prefill": prefill_times(engines)}
+    summary = report(engines, options) | {"prefill": prefill_times(engines), "streams": streams(engines)}
     write_json(out, summary | {"machine": describe_machine(commit)})
     return verdict(engines)
 

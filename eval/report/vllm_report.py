@@ -107,7 +107,7 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
             if set(by_mode) == set(MODES) and len({case["rows"] for case in by_mode.values()}) == 1
         ],
         "cut_off": len(cut_off),
-        "streams": [stream for trial in trials.values() for stream in trial.get("streams", ())],
+        "streams": [stream for trial in trials.values() for stream in trial["streams"]],
     }
 
 

@@ -115,6 +115,11 @@ def test_times(patches: Transaction) -> None:
     assert told["gpu_us"] is None and told["flashinfer"] is False and times.take() == {"calls": 0}
 
 
+def test_common_tokens() -> None:
+    told = trial.common_tokens([[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 7, 6]])
+    assert told == {"requests": 2, "requests_alike": 1, "tokens": 6, "tokens_before_a_difference": 4}
+
+
 def test_settings() -> None:
     first, second = (trial.settings_of(trial.MIXED, 8, number, drafts=False) for number in (0, 1))
     for at, setting in enumerate(trial.KINDS[trial.MIXED][:8]):
