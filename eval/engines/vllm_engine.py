@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,12 +36,9 @@ STOCK, OURS, COMPARE = "stock", "ours", "compare"
 MODES = (STOCK, OURS, COMPARE)
 EAGER, FULL = "eager", "full"
 GRAPHS = (EAGER, FULL)
-CASES, PREEMPTION, SAMPLER = "cases", "preemption", "sampler"
-PARTS = {CASES: MODES, PREEMPTION: (COMPARE,), SAMPLER: MODES}
+CASES, PREEMPTION, INVARIANCE, SAMPLER = "cases", "preemption", "invariance", "sampler"
+PARTS = {CASES: MODES, PREEMPTION: (COMPARE,), INVARIANCE: (STOCK, OURS), SAMPLER: MODES}
 """Parts of a trial, and the modes in which each shows something."""
-
-CHUNK = 8192
-"""Most tokens of a step, and so of a chunk of a prompt."""
 
 BLOCK = 64
 """Tokens of a cache block, which FlashMLA's sparse kernels want."""
@@ -52,8 +49,17 @@ PREEMPTION_REQUESTS, PREEMPTION_SLOTS, PREEMPTION_LENGTH = 50, 16, 4096
 PREEMPTION_BLOCKS = 360
 """Cache blocks of that engine: about half of what the requests need that may run at once."""
 
+INVARIANCE_BATCHES = (1, 1, 2, 8, 32)
+"""Batches that the same prompt is in; twice alone, for a run may differ from the next one, too."""
+
+INVARIANCE_LENGTH, INVARIANCE_STEPS = 6144, 12
+"""Tokens of that prompt, and tokens that each request generates."""
+
 SAMPLER_VOCABULARY, SAMPLER_PROMPT = 128_256, 64
 """Logits of a row, and tokens of a prompt, where the sampler is looked at."""
+
+SEEDED = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
+"""Parameters of requests whose answers are repeated, where they are sampled."""
 
 SAMPLER_CACHE = 4 << 30
 """Bytes of the cache there, so that several engines may share a GPU while they compare."""
@@ -87,12 +93,15 @@ class Specification:
     memory: float  # share of the GPU's memory that the engine takes
     profile: bool = False  # every case runs once more under the profiler, which times the kernels
     part: str = CASES  # one of `PARTS`
+    chunk: int = 8192  # most tokens of a step, and so of a chunk of a prompt
     prefill_rows: int = 0  # most rows of a prefill call that ``compare`` compares; 0 for all
     tensor_parallel: int = 1  # GPUs; with several, layers and comparison run in worker processes
+    split_k: bool = True  # cuBLAS may split the sums of a product, which it does by the size of the batch
     shapes: str = V32  # whose shapes the model has
     logits_mb: int = 512  # the budget of vLLM's scores of prompts, in MiB
     slices: bool = False  # long prompts are scored in slices, unless the mode is stock
     row_shards: bool = False  # each GPU scores its share of the rows of prompts, however few they are
+    sampled: bool = False  # repeated prompts are answered with a seed, by our sampler where the mode is ours
 
     @property
     def in_workers(self) -> bool:
@@ -102,16 +111,25 @@ class Specification:
     @property
     def name(self) -> str:
         part = "" if self.part == CASES else f"_{self.part}"
+        part += f"_chunk{self.chunk}" if self.part == INVARIANCE else ""
         ranks = f"_tp{self.tensor_parallel}" if self.in_workers else ""
         ranks += "_row_shards" if self.row_shards else ""
+        products = "" if self.split_k else "_no_split_k"
         shapes = "" if self.shapes == V32 else f"_{self.shapes}"
+        shapes += "_sampled" if self.sampled else ""
         shapes += f"_slices{self.logits_mb}" if self.slices else ""
-        return f"{self.mode}_{self.graphs}_drafts{self.drafts}{part}{shapes}{ranks}"
+        return f"{self.mode}_{self.graphs}_drafts{self.drafts}{part}{shapes}{ranks}{products}"
+
+    @property
+    def samples(self) -> bool:
+        """Whether our sampler is asked for, unless the mode is stock."""
+        return self.sampled or self.part == SAMPLER
 
     @property
     def sequences(self) -> list[int]:
         """Requests at once, in the cases of this part."""
-        return [1, 4, 8, PREEMPTION_SLOTS] if self.part == PREEMPTION else sorted(set(self.batches))
+        own = {PREEMPTION: (1, 4, 8, PREEMPTION_SLOTS), INVARIANCE: INVARIANCE_BATCHES}
+        return sorted(set(own.get(self.part, tuple(self.batches))))
 
 
 def engine_arguments(spec: Specification) -> dict[str, Any]:
@@ -124,7 +142,7 @@ def engine_arguments(spec: Specification) -> dict[str, Any]:
         "seed": 0,
         "max_model_len": spec.max_model_len,
         "max_num_seqs": max(spec.sequences),
-        "max_num_batched_tokens": CHUNK,
+        "max_num_batched_tokens": spec.chunk,
         "gpu_memory_utilization": spec.memory,
         "enforce_eager": spec.graphs == EAGER,
         # Decode rows attend to what was chosen, however short they are.
@@ -170,6 +188,10 @@ def engine_arguments(spec: Specification) -> dict[str, Any]:
             "block_size": BLOCK,
             "num_gpu_blocks_override": PREEMPTION_BLOCKS,
         }
+    if spec.part == INVARIANCE:
+        arguments["max_model_len"] = INVARIANCE_LENGTH + 1024
+    if spec.part == INVARIANCE or spec.sampled:
+        arguments["enable_prefix_caching"] = False  # every prompt is computed anew, whatever was before it
     return arguments
 
 
@@ -280,6 +302,23 @@ def run_requests(
     }
 
 
+def count_answers(answers: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Compare what was generated for the same prompt, as far as the shortest answer goes.
+
+    ``first_difference`` is the number of the first token in which two differ, from 0, or None.
+    """
+    shortest = min(map(len, answers), default=0)
+    counts = Counter(tuple(answer[:shortest]) for answer in answers)
+    differ = (number for number, tokens in enumerate(zip(*counts, strict=True)) if len(set(tokens)) > 1)
+    return {
+        "requests": len(answers),
+        "tokens": shortest,
+        "different_answers": len(counts),
+        "most_agree": max(counts.values(), default=0),
+        "first_difference": next(differ, None),
+    }
+
+
 def _memory(peak: bool = False) -> int:
     """Bytes that tensors take on the GPU now, or the most of them since the last call without `peak`."""
     if not torch.cuda.is_available():
@@ -369,6 +408,8 @@ class Trial:
         """Run every case of the part."""
         if self.spec.part == PREEMPTION:
             self._attempt("preemption", self._preempt)
+        elif self.spec.part == INVARIANCE:
+            self._attempt("invariance", self._vary_batches)
         elif self.spec.part == SAMPLER:
             for batch, kind in itertools.product(self.spec.batches, vllm_sampler.KINDS):
                 if vllm_sampler.shows(kind, batch, compares=self.spec.mode == COMPARE):
@@ -402,6 +443,10 @@ class Trial:
                 self._engine.step()
         except Exception as error:
             self._done["failures"].append(f"requests left behind: {type(error).__name__}")
+
+    @property
+    def _repeated_settings(self) -> list[dict[str, Any]]:
+        return [SEEDED if self.spec.sampled else {"temperature": 0.0}]
 
     def _parameters(
         self, tokens: Callable[[int], int], settings: Sequence[dict[str, Any]] = ({"temperature": 0.0},)
@@ -466,13 +511,46 @@ class Trial:
 
     def _preempt(self) -> None:
         requests = prompts(PREEMPTION_REQUESTS, range(2200, 2945, 124), 2000, common_share=0.0)
-        self._run_in_slots(requests, PREEMPTION_SLOTS, lambda n: 192 + 32 * (n * 5 % 9))
+        if self.spec.sampled:
+            requests[::2] = requests[:1] * len(requests[::2])
+        answers = self._run_in_slots(requests, PREEMPTION_SLOTS, lambda n: 192 + 32 * (n * 5 % 9))
         self._done["churn"]["cache_blocks"] = PREEMPTION_BLOCKS
+        if self.spec.sampled:
+            self._done["invariance"] = {"answers": count_answers(answers[::2])}
 
-    def _run_in_slots(self, requests: Sequence[list[int]], slots: int, tokens: Callable[[int], int]) -> None:
-        figures = run_requests(self._engine, self._parameters(tokens), requests, "churn")
-        del figures["answers"]
+    def _run_in_slots(
+        self, requests: Sequence[list[int]], slots: int, tokens: Callable[[int], int]
+    ) -> list[list[int]]:
+        parameters = self._parameters(tokens, self._repeated_settings)
+        figures = run_requests(self._engine, parameters, requests, "churn")
+        answers: list[list[int]] = figures.pop("answers")
         self._done["churn"] = figures | {"requests": len(requests), "slots": slots}
+        return answers
+
+    def _vary_batches(self) -> None:
+        """Run the same prompt alone and in batches whose other half are other prompts."""
+        (prompt,) = prompts(1, [INVARIANCE_LENGTH], 3000, common_share=0.0)
+        runs = []
+        answers: list[list[int]] = []
+        different = {tuple(prompt)}
+        for number, batch in enumerate(INVARIANCE_BATCHES):
+            others = prompts(batch // 2, [INVARIANCE_LENGTH], 3000 + batch, common_share=0.0)
+            different |= set(map(tuple, others))
+            # Neighbours differ, and the last request is a copy.
+            requests = [prompt if (batch - 1 - n) % 2 == 0 else others[n // 2] for n in range(batch)]
+            tokens = self._parameters(lambda n: INVARIANCE_STEPS, self._repeated_settings)
+            figures = run_requests(self._engine, tokens, requests, f"{number}_batch_{batch}")
+            own = [answer for n, answer in enumerate(figures.pop("answers")) if requests[n] is prompt]
+            answers += own
+            run: dict[str, Any] = {"batch": batch, "copies": len(own)}
+            runs.append(figures | run | {"answers": count_answers(own)})
+            self._done["invariance"] = {
+                "length": INVARIANCE_LENGTH,
+                "runs": runs,
+                "prompts": len(different),
+                "answers": count_answers(answers),
+            }
+            self._keep(self.result())
 
 
 def run(spec: Specification, keep: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:

@@ -9,9 +9,11 @@ engine, captured graphs included, and counts rows in which the two differ. Token
 of stock vLLM differ by themselves. Times of steps are those of this small model, not of a real one.
 
 Parts: ``cases`` are batches by lengths, with a churn at the end; ``preemption`` is a churn of 50 requests in
-16 slots with too small a cache; ``sampler`` draws from 128,256 logits with our sampler: ``compare`` draws
-every call a second time with vLLM's own and judges every row whose tokens differ, and the other modes time
-what samples. Its drafts are n-grams.
+16 slots with too small a cache; ``invariance`` runs the same prompt alone and in batches of 2, 8 and 32, with
+chunks of two sizes, stock and ours, and counts different answers. ``--sampled`` draws the answers with a
+seed, also those to a repeated prompt in the churn. ``sampler`` draws from 128,256 logits with our sampler:
+``compare`` draws every call a second time with vLLM's own and judges every row whose tokens differ, and the
+other modes time what samples. Its drafts are n-grams.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from eval.engines.vllm_engine import (
     CASES,
     COMPARE,
     GRAPHS,
+    INVARIANCE,
     MODES,
     OURS,
     PARTS,
@@ -63,7 +66,8 @@ V4_MODULES = {"tilelang": "tilelang", "cutlass": "nvidia-cutlass-dsl", "quack": 
 """Modules that vLLM's DeepSeek-V4 cannot do without on this kind of GPU, and the packages that have them."""
 
 _SIZES = ("batches", "lengths", "steps", "max_model_len")
-SHARED = (*_SIZES, "memory", "prefill_rows", "tensor_parallel", "logits_mb", "slices", "row_shards")
+_SWITCHES = ("split_k", "sampled", "slices", "row_shards")
+SHARED = (*_SIZES, "memory", "prefill_rows", "tensor_parallel", "logits_mb", *_SWITCHES)
 """Options that every engine gets as they are."""
 
 WARM_UP = "sampler with penalties or other processors of logits"
@@ -92,6 +96,13 @@ SEVERAL_GPUS = {
 }
 """More of it where an engine runs on several GPUs."""
 
+NO_SPLIT_K = {
+    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
+    "CUBLASLT_WORKSPACE_SIZE": "1",
+    "TORCH_BLAS_PREFER_CUBLASLT": "1",
+}
+"""Leaves cuBLAS no room to split sums, as vLLM's batch-invariant mode does on Hopper."""
+
 
 def missing(shapes: str) -> list[str]:
     """What this machine lacks for a trial of these shapes."""
@@ -112,7 +123,8 @@ def plan(options: SimpleNamespace) -> list[Specification]:
     for part, drafts, graphs, mode in itertools.product(
         options.parts, options.drafts, options.graphs, options.modes
     ):
-        if mode not in PARTS[part]:
+        shows = (STOCK, OURS) if part == PREEMPTION and options.sampled else PARTS[part]
+        if mode not in shows or (part == INVARIANCE and drafts):
             continue
         if part == SAMPLER and options.model_shapes != V32:
             continue  # the sampler sees nothing of other shapes
@@ -120,19 +132,21 @@ def plan(options: SimpleNamespace) -> list[Specification]:
             continue  # its cache is too small as counted in blocks of 64 tokens; V4 has larger ones
         if options.tensor_parallel > 1 and (mode != COMPARE or part == SAMPLER):
             continue  # nothing else is observed in the workers
-        specifications.append(
-            Specification(
-                mode=mode,
-                graphs=graphs,
-                drafts=drafts,
-                part=part,
-                model=str(options.work / f"{part}_{options.model_shapes}_drafts{drafts}"),
-                shapes=options.model_shapes,
-                churn=options.churn and part == CASES,
-                profile=options.profile and mode != COMPARE and part == CASES,
-                **{name: getattr(options, name) for name in SHARED},
+        for chunk in options.chunks if part == INVARIANCE else options.chunks[:1]:
+            specifications.append(
+                Specification(
+                    mode=mode,
+                    graphs=graphs,
+                    drafts=drafts,
+                    part=part,
+                    chunk=chunk,
+                    model=str(options.work / f"{part}_{options.model_shapes}_drafts{drafts}"),
+                    shapes=options.model_shapes,
+                    churn=options.churn and part == CASES,
+                    profile=options.profile and mode != COMPARE and part == CASES,
+                    **{name: getattr(options, name) for name in SHARED},
+                )
             )
-        )
     return specifications
 
 
@@ -145,9 +159,9 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
     variables = VARIABLES | ({"GVR_TOPK_DISABLE": "1"} if spec.mode == STOCK else {})
     variables |= {"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": str(spec.logits_mb)}
     variables |= {ENABLE_SLICES: "1"} if spec.slices and spec.mode != STOCK else {}
-    if spec.part == SAMPLER:
+    if spec.samples:
         variables |= {ENABLE_SAMPLER: "drafts" if spec.drafts else "1"}
-    variables |= SEVERAL_GPUS if spec.in_workers else {}
+    variables |= (SEVERAL_GPUS if spec.in_workers else {}) | ({} if spec.split_k else NO_SPLIT_K)
     try:
         with mock.patch.dict(os.environ, variables):
             run_command(command, log, timeout_s=seconds)
@@ -160,7 +174,7 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
 
 
 def _identity(spec: Specification) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in ("part", "mode", "graphs", "drafts", "shapes")}
+    return {name: getattr(spec, name) for name in ("part", "mode", "graphs", "drafts", "chunk", "shapes")}
 
 
 def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | None:
@@ -197,12 +211,20 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
 
 
 def verdict(engines: Sequence[dict[str, Any]]) -> int:
-    """Exit code: a row that differs outweighs an engine that failed."""
+    """Exit code: a row that differs, or an answer that depends on the batch, outweighs an engine that failed.
+
+    With split-K the sums of other kernels depend on the batch, and so may the answers. After a preemption
+    they may, too: what a request had decoded is then computed as a prompt.
+    """
     wrong = ("rows_that_differ", "prefill_rows_that_differ", "numpy_rows_that_differ")
     counts = [engine["compared"] for engine in engines if engine.get("compared")]
     differ = any(count[name] for count in counts for name in wrong)
     differ |= any(count[name] for engine in engines if (count := engine.get("draws")) for name in WRONG)
-    if differ:
+    repeated = [each for each in engines if each.get("invariance") and each["part"] == INVARIANCE]
+    answers = [
+        each["invariance"]["answers"] for each in repeated if each["mode"] == OURS and not each["split_k"]
+    ]
+    if differ or any(each["different_answers"] > 1 for each in answers):
         return REGRESSION
     return UNDECIDED if any(engine["problem"] for engine in engines) else 0
 
@@ -251,12 +273,15 @@ def main(
     batches: Annotated[str, typer.Option(help="Requests at once.")] = "1,8,32,96",
     lengths: Annotated[str, typer.Option(help="Tokens of each prompt.")] = "8192,65536",
     steps: Annotated[int, typer.Option(help="Tokens that each request generates.")] = 48,
+    chunks: Annotated[str, typer.Option(help="Tokens of a step; all for invariance alone.")] = "8192,2048",
     prefill_rows: Annotated[int, typer.Option(help="Most compared rows of a call; 0 for all.")] = 1024,
     churn: Annotated[bool, typer.Option(help="More requests than slots after the cases.")] = True,
     tensor_parallel: Annotated[int, typer.Option(help="GPUs; mode compare alone, in every worker.")] = 1,
     row_shards: Annotated[bool, typer.Option("--row-shards", help="These share rows of prompts.")] = False,
+    split_k: Annotated[bool, typer.Option(help="Leave cuBLAS room to split sums, by the batch.")] = True,
     logits_mb: Annotated[int, typer.Option(help="MiB of scores of prompts that vLLM may have.")] = 512,
     slices: Annotated[bool, typer.Option("--slices", help="Score long prompts in slices.")] = False,
+    sampled: Annotated[bool, typer.Option(help="Draw the answers to repeated prompts with a seed.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Time kernels of stock and ours.")] = False,
     max_model_len: Annotated[int, typer.Option(help="Longest row; its buffer's width.")] = 131072,
     memory: Annotated[float, typer.Option(help="Share of the GPU's memory.")] = 0.6,
@@ -290,7 +315,7 @@ def parse(given: Mapping[str, Any]) -> SimpleNamespace:
     options = SimpleNamespace(**given)
     for name, known in (("parts", tuple(PARTS)), ("modes", MODES), ("graphs", GRAPHS)):
         setattr(options, name, names_of(f"--{name}", given[name], known))
-    for name, least in (("drafts", 0), ("batches", 1), ("lengths", 1)):
+    for name, least in (("drafts", 0), ("batches", 1), ("lengths", 1), ("chunks", 256)):
         setattr(options, name, integers(f"--{name}", given[name], least))
     (options.model_shapes,) = names_of("--model-shapes", given["model_shapes"], tuple(SHAPES))
     return options
@@ -321,6 +346,7 @@ def report(engines: Sequence[dict[str, Any]], options: SimpleNamespace) -> dict[
         "setup": {
             "shapes": options.model_shapes,
             "layers": LAYERS,
+            "chunks": options.chunks,
             **{name: getattr(options, name) for name in SHARED if name != "memory"},
         },
         "engines": list(engines),
@@ -352,4 +378,8 @@ def _summary(spec: Specification, engine: dict[str, Any]) -> str:
     if churn := engine.get("churn"):
         times = "" if engine.get("preemptions") is None else f", {engine['preemptions']} preemptions"
         lines.append(f"{spec.name}: churn: {churn['requests']} requests in {churn['slots']} slots{times}")
+    if invariance := engine.get("invariance"):
+        answers = invariance["answers"]
+        told = f"{answers['different_answers']} answers to the same prompt in {answers['requests']} requests"
+        lines.append(f"{spec.name}: {told}")
     return "\n".join(lines) or f"{spec.name}: no case"

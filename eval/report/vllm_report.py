@@ -343,7 +343,10 @@ def _setting(engine: Data) -> str:
 
 
 def _repeats(trial: Data, engine: Data) -> list[str]:
-    """How much of a repeated prompt depended on its batch, in one engine of a finished study."""
+    """How much of a repeated prompt depends on its batch, in one engine.
+
+    A finished study hashed every row, and counted rows of equal scores with other selections.
+    """
     seen, answers = engine["invariance"], "-"
     if counted := seen.get("answers"):
         where = counted["first_difference"]

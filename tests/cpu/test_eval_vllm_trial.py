@@ -28,6 +28,7 @@ from eval.engines.vllm_engine import (
     CASES,
     COMPARE,
     FULL,
+    INVARIANCE,
     OURS,
     PARTS,
     PREEMPTION,
@@ -86,12 +87,14 @@ def options(**changes) -> SimpleNamespace:
 class FakeEngine:
     """Answers as vLLM's engine does, and runs the indexer layers of the fake for what decodes and starts.
 
-    With few cache blocks it takes a running request's place away in every seventh step.
+    With few cache blocks it takes a running request's place away in every seventh step. Without prefix
+    caching every step has the same scores in the same rows.
     """
 
     def __init__(self, given: dict) -> None:
         self.runner = Runner(seqs=given["max_num_seqs"])
         self.blocks = given.get("num_gpu_blocks_override")
+        self.same_scores = not given.get("enable_prefix_caching", True)
         self.scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler()
         self.steps = 0
         self.workers = [Observed() for _ in range(given.get("tensor_parallel_size", 1) - 1)]
@@ -100,10 +103,12 @@ class FakeEngine:
             worker.init_worker_extension()
         self.waiting: list = []
         self.live: list = []
+        self.drawn: list = []  # parameters of every request
 
     def add_request(self, name, prompt, parameters) -> None:
         assert all(10 <= token < 32000 for token in prompt["prompt_token_ids"])
         self.waiting.append((name, len(prompt["prompt_token_ids"]), 0, parameters.max_tokens))
+        self.drawn.append(parameters)
 
     def collective_rpc(self, method) -> list:
         return [getattr(worker, method)() for worker in self.workers]
@@ -119,6 +124,8 @@ class FakeEngine:
         while self.waiting and self.runner.free:
             name, length, done, tokens = self.waiting.pop(0)
             starting.append([self.runner.add(name, min(length, 380)), done, tokens])
+        if self.same_scores:
+            self.runner.generator.manual_seed(0)
         self.runner.step([request for request, *_ in self.live], [request for request, *_ in starting])
         self.live += starting
         outputs = []
@@ -184,12 +191,15 @@ def test_wrong_options(option, capsys):
 
 def test_plan():
     plan = vllm_trial.plan(options())
-    assert len({spec.name for spec in plan}) == len(plan) == 12 + 4 + 12
+    assert len({spec.name for spec in plan}) == len(plan) == 12 + 4 + 8 + 12
     assert {spec.batches[-1] for spec in plan} == {96} and plan[0].mode == STOCK
     parts = {part: [spec for spec in plan if spec.part == part] for part in PARTS}
-    assert [len(specs) for specs in parts.values()] == [12, 4, 12]
+    assert [len(specs) for specs in parts.values()] == [12, 4, 8, 12]
     assert {spec.mode for spec in parts[PREEMPTION]} == {COMPARE}
-    assert vllm_trial.plan(options(parts=PREEMPTION, modes=STOCK)) == []
+    assert {(spec.chunk, spec.drafts) for spec in parts[INVARIANCE]} == {(8192, 0), (2048, 0)}
+    assert not any(spec.chunk != 8192 for spec in parts[CASES] + parts[PREEMPTION])
+    one = options(parts="invariance", modes="compare")
+    assert vllm_trial.plan(one) == []
     models = {(spec.model, spec.drafts) for spec in parts[CASES]}
     assert models == {("w/cases_v32_drafts0", 0), ("w/cases_v32_drafts1", 1)}
 
@@ -205,6 +215,9 @@ def test_engine_arguments():
     assert small["max_num_seqs"] == 16 and small["compilation_config"]["cudagraph_capture_sizes"][-1] == 16
     tokens = vllm_engine.PREEMPTION_BLOCKS * vllm_engine.BLOCK
     assert small["num_gpu_blocks_override"] == 360 and small["max_model_len"] < tokens < 16 * 2200
+    varied = vllm_engine.engine_arguments(specification(STOCK, part=INVARIANCE, chunk=2048))
+    assert varied["max_num_batched_tokens"] == 2048 and varied["enable_prefix_caching"] is False
+    assert varied["max_num_seqs"] == 32
 
 
 @pytest.mark.parametrize("shapes", [GLM5, GLM52, V4])
@@ -212,11 +225,11 @@ def test_plan_of_other_shapes(shapes):
     """Each has checkpoints and result names of its own; the parts with few blocks are for one cache group."""
     plan = vllm_trial.plan(options(model_shapes=shapes))
     names = {spec.name for spec in plan}
-    assert len(names) == len(plan) == (12 if shapes == V4 else 12 + 4)
+    assert len(names) == len(plan) == (12 + 8 if shapes == V4 else 12 + 4 + 8)
     assert names.isdisjoint(spec.name for spec in vllm_trial.plan(options()))
     assert all(shapes in spec.name for spec in plan) and {spec.shapes for spec in plan} == {shapes}
-    assert len({spec.model for spec in plan}) == 4 - (shapes == V4) * 2
-    assert ({spec.part for spec in plan} == {CASES}) == (shapes == V4)
+    assert len({spec.model for spec in plan}) == 5 - (shapes == V4) * 2
+    assert ({spec.part for spec in plan} == {CASES, INVARIANCE}) == (shapes == V4)
     said = vllm_trial._identity(plan[0])
     assert said["shapes"] == shapes
     engine = vllm_engine.engine_arguments(replace(plan[0], model="m"))
@@ -238,6 +251,8 @@ def test_shapes_of_v4():
     config = model_config(8, 0, V4)
     kinds = [V4_RATIOS.get(kind, 1) for kind in config["layer_types"]]
     assert kinds == [1, 4, 128, 4] * 2 and len(config["mlp_layer_types"]) == 8
+    # Rows of the invariance part are longer than k, although four tokens have one score.
+    assert vllm_engine.INVARIANCE_LENGTH // V4_RATIOS["compressed_sparse_attention"] > config["index_topk"]
 
 
 def test_weights():
@@ -337,10 +352,13 @@ def test_on_several_gpus_every_worker_compares(vllm, monkeypatch, tmp_path):
         vllm_trial, "run_command", lambda *given, **more: seen.append(dict(vllm_trial.os.environ))
     )
     monkeypatch.setattr(vllm_trial, "output_lines", lambda log, command: [])
-    for one in (spec, specification()):
+    for one in (spec, specification(), specification(OURS, split_k=False)):
         with pytest.raises(FileNotFoundError):
             vllm_trial.run_engine(one, tmp_path / one.name, 9)
-    assert [given.get("NCCL_NVLS_ENABLE") for given in seen] == ["0", None]
+    assert [given.get("NCCL_NVLS_ENABLE") for given in seen] == ["0", None, None]
+    assert [given.get("CUBLAS_WORKSPACE_CONFIG") for given in seen] == [None, None, ":16:8"]
+    (one, *_) = vllm_trial.plan(options(split_k=False, parts="invariance"))
+    assert one.name == "stock_eager_drafts0_invariance_chunk8192_no_split_k"
 
 
 def worker_of(compared: dict, wrong: int) -> dict:
@@ -492,6 +510,8 @@ def test_times_of_scores_and_top_k(monkeypatch):
 
 @pytest.fixture
 def short(monkeypatch):
+    monkeypatch.setattr(vllm_engine, "INVARIANCE_BATCHES", (1, 1, 2, 4))
+    monkeypatch.setattr(vllm_engine, "INVARIANCE_STEPS", 3)
     monkeypatch.setattr(vllm_engine, "PREEMPTION_REQUESTS", 8)
     monkeypatch.setattr(vllm_engine, "PREEMPTION_SLOTS", 3)
 
@@ -508,6 +528,38 @@ def test_preemption(vllm, short):
     assert compared["prefill_rows_seen"] == 2 * 9 * (8 + result["preemptions"])
     assert vllm_trial.problem(specification(part=PREEMPTION), result, active=True) is None
     assert Scheduler._preempt_request is original
+
+
+def test_sampled_answers_after_preemptions(vllm, short):
+    spec = specification(OURS, part=PREEMPTION, batches=[1], sampled=True)
+    result = vllm_engine.run(spec)
+    assert result["preemptions"] > 3 and result["failures"] == []
+    assert result["invariance"]["answers"]["requests"] == 4
+    assert vllm_trial.problem(spec, result, active=True) is None
+    drawn = vllm.engines[-1].drawn
+    assert len(drawn) == 8 and {(request.seed, request.top_p) for request in drawn} == {(7, 0.95)}
+    modes = [one.mode for one in vllm_trial.plan(options(parts="preemption", drafts="0", graphs="full"))]
+    assert modes == [COMPARE]
+    sampled = options(parts="preemption", drafts="0", graphs="full", sampled=True)
+    assert [(one.mode, one.samples) for one in vllm_trial.plan(sampled)] == [(STOCK, True), (OURS, True)]
+
+
+def test_invariance(vllm, short):
+    result = vllm_engine.run(specification(OURS, part=INVARIANCE, batches=[1], split_k=False))
+    spec = specification(OURS, part=INVARIANCE, split_k=False)
+    assert result["failures"] == [] and vllm_trial.problem(spec, result, active=True) is None
+    invariance = result["invariance"]
+    assert [(run["batch"], run["copies"]) for run in invariance["runs"]] == [(1, 1), (1, 1), (2, 1), (4, 2)]
+    assert invariance["prompts"] == 1 + 1 + 2
+    answers = {"requests": 5, "tokens": 3, "different_answers": 1, "most_agree": 5}
+    assert invariance["answers"] == answers | {"first_difference": None}
+    said = vllm_trial._summary(spec, result | {"problem": None})
+    assert said.endswith(": 1 answers to the same prompt in 5 requests")
+    assert vllm_trial.verdict([result | {"problem": None}]) == 0
+    invariance["answers"]["different_answers"] = 2
+    assert vllm_trial.verdict([result | {"problem": None}]) == 1
+    for other in ({"split_k": True}, {"mode": STOCK}):  # of which nothing is promised
+        assert vllm_trial.verdict([result | other | {"problem": None}]) == 0
 
 
 def test_a_case_that_fails_is_a_failure(vllm, monkeypatch):
