@@ -38,15 +38,10 @@ GVR_DEVICE Survey survey_row(Team& team, const RowShare<T>& part, float least, f
     ptx::reconverge(team.zero);
     own.word[0] = __reduce_add_sync(0xffffffffu, count);
   }
-  if (wants_raw) {
-    const uint64_t mine = add_all_masses(part, raw, team.lane);
-    ptx::reconverge(team.zero);
-    own.word[3] = warp_sum(mine);
-  }
-  const WarpSums sums = sum_warps<4>(team, own);
-  survey.place = sums.before.word[0];
-  survey.count = sums.all.word[0], survey.listed = sums.all.word[1];
-  survey.all = sums.all.word[2], survey.raw = sums.all.word[3];
+  const WarpSums sums = sum_warps<3>(team, own);
+  survey.place = sums.before(team);
+  survey.count = sums.all.word[0], survey.listed = sums.all.word[1], survey.all = sums.all.word[2];
+  if (wants_raw) survey.raw = sum_threads(team, add_all_masses(part, raw, team.lane)).all.word[0];
   return survey;
 }
 

@@ -25,27 +25,36 @@ struct KeptSet {
   }
 };
 
-// Sums over the tokens before this warp's, over those before its CTA's, and over all of the row. Those of
-// each warp of the CTA stay in `warp_record`.
+// Sums over the tokens before this CTA's, and over all of the row; the first one over the CTA's own; and the
+// words of its warps.
 struct WarpSums {
-  Record before, before_cta, all;
+  Record before_cta, all;
+  uint64_t cta;
+  const Records* warps;
+
+  // The sum over the tokens before this warp's. The warp is converged.
+  GVR_DEVICE uint64_t before(const Team& team, int word = 0) const {
+    return before_cta.word[word] + Prefix8::of(warps->word[word], kWarps, team.lane).before(team.warp);
+  }
 };
 
-// The sums that begin with those of a warp, which all its lanes have. `kWords` words of the record are in
-// use.
+// The sums that begin with those of a warp. `kWords` words of the record are in use.
 template <int kWords>
 GVR_DEVICE WarpSums sum_warps(Team& team, const Record& own) {
-  SampleShared& smem = team.smem();
   WarpSums sums{};
-  if (team.lane == 0) smem.warp_record[team.warp] = own;
-  ptx::reconverge(team.zero);
-  __syncthreads();
-  Record mine{};
-  sum_records<kWords>(smem.warp_record, kWarps, team.warp, team.lane, sums.before, mine);
-  const Record* const theirs = team.exchange(mine);
-  sum_records<kWords>(theirs, team.ctas, team.rank, team.lane, sums.before_cta, sums.all);
+  sums.warps = &team.smem().warps[team.turn & 1];
+  const auto prefix_of = [&](const Records& of, int count) {
+    return Prefix8::of<kWords>(&of.word[0][0], count, team.lane);
+  };
+  const auto sum_of_word = [&](const Records& warps) {
+    return __shfl_sync(0xffffffffu, prefix_of(warps, kWarps).upto, team.lane | 7);
+  };
+  const Prefix8 ctas = prefix_of(team.exchange<kWords>(own, sum_of_word), team.ctas);
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) sums.before.word[i] += sums.before_cta.word[i];
+  for (int i = 0; i < kWords; ++i) {
+    sums.before_cta.word[i] = ctas.before(team.rank, i), sums.all.word[i] = ctas.all(i);
+  }
+  sums.cta = __shfl_sync(0xffffffffu, ctas.own, team.rank);
   return sums;
 }
 
@@ -77,13 +86,13 @@ template <typename T, typename Measure>
 GVR_DEVICE Found find_token(const Team& team, const RowShare<T>& part, const WarpSums& sums, uint64_t target,
                             Measure measure) {
   Found found{false, 0.0f, 0};
-  const RecordPrefix prefix = prefix_records<1>(team.smem().warp_record, kWarps, team.lane);
-  uint64_t before = sums.before_cta.word[0] + prefix.upto - prefix.own;
-  const bool there = team.lane % 4 == 0 && before <= target && target - before < prefix.own;
-  const int lane = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, there))) - 1;
-  if (lane < 0) return found;  // The whole CTA returns.
-  before = __shfl_sync(0xffffffffu, before, lane);
-  const int warp = lane / 4;
+  target -= sums.before_cta.word[0];
+  if (target >= sums.cta) return found;  // It is elsewhere, also if the difference was negative.
+  const Prefix8 warps = Prefix8::of(sums.warps->word[0], kWarps, team.lane);
+  uint64_t before = warps.upto - warps.own;
+  const bool there = team.lane < kWarps && before <= target && target - before < warps.own;
+  const int warp = (__ffs(static_cast<int>(__ballot_sync(0xffffffffu, there))) - 1) & (kWarps - 1);
+  before = __shfl_sync(0xffffffffu, before, warp);
   const int each = (part.vectors + kThreads - 1) / kThreads, shift = (warp - team.warp) * part.vectors;
   const auto visit = [&](auto&& take) {
 #pragma unroll 1
@@ -98,6 +107,7 @@ GVR_DEVICE Found find_token(const Team& team, const RowShare<T>& part, const War
       }
     }
   };
+  __syncthreads();  // All have their parts of the row.
   uint64_t sum = 0, total;
   visit([&](float, int, uint64_t value) { sum += value; });
   ptx::reconverge(team.zero);
@@ -145,11 +155,10 @@ GVR_DEVICE uint32_t put_maximum(const Team& team, uint32_t key, bool by_group) {
   return key;
 }
 
-// Takes to `word` of the CTA's memory the least of the keys that fewer than `share` of those in `maxima`
-// exceed. `own` is one of them. Block barriers stand before and after. Halves differ by less than 2^31, so
-// the sign of their difference is a comparison in one instruction; of keys with one half none exceeds the
-// other.
-GVR_DEVICE void find_reached(const Team& team, bool by_group, uint32_t own, int share) {
+// The least of this warp's keys that fewer than `share` of those in `maxima` exceed. `own` is one of them. A
+// block barrier stands before. Halves differ by less than 2^31, so the sign of their difference is a
+// comparison in one instruction; of keys with one half none exceeds the other.
+GVR_DEVICE uint32_t find_reached(const Team& team, bool by_group, uint32_t own, int share) {
   const int count = by_group ? kGroups : kThreads;
   const uint32_t half = own / 2;
   uint32_t greater = 0;
@@ -161,8 +170,7 @@ GVR_DEVICE void find_reached(const Team& team, bool by_group, uint32_t own, int 
   }
   ptx::reconverge(team.zero);
   const bool reaches = static_cast<int>(greater) < share;
-  const uint32_t reached = __reduce_min_sync(0xffffffffu, reaches ? own : kMaxKey);
-  if (team.lane == 0) atomicMin(&team.smem().word, reached);
+  return __reduce_min_sync(0xffffffffu, reaches ? own : kMaxKey);
 }
 
 // A key that the keys of `share` threads, or of so many groups, reach, and few others. Block barriers stand
@@ -173,7 +181,9 @@ GVR_DEVICE uint32_t reached_by(const Team& team, uint32_t key, bool by_group, in
   key = put_maximum(team, key, by_group);
   ptx::reconverge(team.zero);
   __syncthreads();
-  find_reached(team, by_group, key, share);
+  const uint32_t reached = find_reached(team, by_group, key, share);
+  if (team.lane == 0) atomicMin(&team.smem().word, reached);
+  ptx::reconverge(team.zero);
   __syncthreads();
   return team.smem().word;
 }

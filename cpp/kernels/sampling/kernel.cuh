@@ -26,12 +26,6 @@
 
 namespace gvr_topk::sampling {
 
-// The largest of a number over all CTAs.
-GVR_DEVICE uint64_t team_max(Team& team, uint64_t value) {
-  const Record* const theirs = team.exchange(Record{{block_max(team, value)}});
-  return max_of_records(theirs, team.ctas, 0, team.lane);
-}
-
 // What is known of a row when all of it has been read.
 struct RowTop {
   uint64_t best;   // `ranked` largest value; its key is 0 if no value is finite or +inf
@@ -48,32 +42,41 @@ GVR_DEVICE int share_of(const RowParameters& own, int ctas) {
   return min((wanted + ctas - 1) / ctas, kThreads);
 }
 
+// What warps or CTAs have found of a row.
+GVR_DEVICE RowTop top_of_records(const Records& records, int count, int lane) {
+  const uint64_t other = records.word[1][min(lane, count - 1)];
+  return RowTop{max_of(records.word[0], count, lane),
+                __reduce_min_sync(0xffffffffu, static_cast<uint32_t>(other)),
+                __any_sync(0xffffffffu, other >> 32 != 0) != 0};
+}
+
 // Finds the largest value of the row, and hands out what the first CTA has read as its parameters. If `share`
 // is not 0, the guess is a key that so many threads, or groups of four, of each CTA reach.
 GVR_DEVICE RowTop top_of(Team& team, uint64_t best, bool nan, int share) {
-  SampleShared& smem = team.smem();
   constexpr int kMostOfGroups = kGroups / 3;
-  const bool by_group = share <= kMostOfGroups;
-  const uint32_t own = share > 0 ? put_maximum(team, key_of(best), by_group) : 0;
+  uint32_t reached = 0;
   ptx::reconverge(team.zero);
-  best = warp_max(best);
-  if (team.lane == 0) smem.warp_record[team.warp].word[3] = best;
-  const bool any_nan = __syncthreads_or(nan);
-  if (share > 0) find_reached(team, by_group, own, share);
+  if (share > 0) {
+    const bool by_group = share <= kMostOfGroups;
+    const uint32_t own = put_maximum(team, key_of(best), by_group);
+    ptx::reconverge(team.zero);
+    __syncthreads();
+    reached = find_reached(team, by_group, own, share);
+  }
+  const auto other_word = [](bool any_nan, uint32_t guess) {
+    return static_cast<uint64_t>(any_nan) << 32 | guess;
+  };
   ptx::reconverge(team.zero);
-  best = max_of_records(smem.warp_record, kWarps, 3, team.lane);
-  __syncthreads();
-  Record mine{{best}};
-  // Only the threads that send read the guess: another CTA may write there once it has what they send.
-  const bool reads = share > 0 && team.thread < team.ctas;
-  mine.word[1] = static_cast<uint64_t>(any_nan) << 32 | (reads ? smem.word : 0);
-  const Record* const theirs = team.exchange(mine, sizeof(RowParameters), [&](int rank, uint32_t completes) {
-    send_parameters(team, rank, completes);
-  });
-  const uint64_t other = theirs[min(team.lane, team.ctas - 1)].word[1];
-  return RowTop{max_of_records(theirs, team.ctas, 0, team.lane),
-                __reduce_min_sync(0xffffffffu, static_cast<uint32_t>(other)),
-                __any_sync(0xffffffffu, other >> 32 != 0) != 0};
+  const bool any_nan = __any_sync(0xffffffffu, nan) != 0;
+  const Records& ctas = team.exchange<2>(
+      Record{{warp_max(best), other_word(any_nan, reached)}},
+      [&](const Records& warps) {
+        const RowTop top = top_of_records(warps, kWarps, team.lane);
+        return team.lane < Records::kMost ? top.best : other_word(top.nan, top.guess);
+      },
+      sizeof(RowParameters),
+      [&](int rank, uint32_t completes) { send_parameters(team, rank, completes); });
+  return top_of_records(ctas, team.ctas, team.lane);
 }
 
 // The first token that is not NaN and allowed, of a row in which no value is above -inf; 0 if there is none.
@@ -117,31 +120,39 @@ template <typename T>
 __device__ __noinline__ void take_one(Team team, RowShare<T> part, Row row, int token) {
   uint64_t raw = 0;
   if (row.wants_raw()) {
-    raw = sum_threads(team, add_all_masses(part, row.masses(1.0f), team.lane)).all.word[0];
+    raw = sum_threads(team, add_all_masses(part, row.raw_masses(), team.lane)).all.word[0];
   }
   report_one(team, row, token, raw, [&](const Found& found) { write_rank(team, part, row, found); });
 }
 
 // The best of this thread's kept tokens, with noise, as far as no other thread of the CTA has a better one.
-// The tokens lie at `steps`. Hardly any score is computed, because most hashes are too large.
+// The tokens lie at `steps`. Hardly any score is computed, because most hashes are too large: mostly the least
+// one of a vector would be so for its largest element.
 template <typename T>
 GVR_DEVICE uint64_t best_noisy(const Team& team, const RowShare<T>& part, const Row& row, const KeptSet& set,
-                               uint32_t hash, uint64_t steps) {
+                               uint64_t steps) {
   uint32_t* const shared_best = &team.smem().word;
+  __syncthreads();  // All have read what was there.
   if (team.thread == 0) *shared_best = 0;
   __syncthreads();
   uint64_t best = 0;
   part.for_each_vector(steps, team.lane, [&](int j, const uint4& vec) {
     const uint32_t so_far = ptx::load_shared_element<uint32_t>(ptx::shared_address(shared_best));
     const NoiseBound bound = row.noise_bound(key_to_float(so_far));
+    uint32_t hash[kPerVec<T>], least = ~0u;
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      hash[e] = hash32(row.own.hash, part.token(j, e));
+      least = min(least, hash[e]);
+    }
+    if (bound.excludes(largest<T>(vec), least)) return;
     uint32_t left = 0;
 #pragma unroll
     for (int e = 0; e < kPerVec<T>; ++e) {
       const float x = element<T>(vec, e);
-      const int token = part.token(j, e);
-      left |= (set.has(x, token) & !bound.excludes(x, hash32(hash, token))) << e;
+      left |= (set.has(x, part.token(j, e)) & !bound.excludes(x, hash[e])) << e;
     }
-    part.for_each_bit(left, j, [&](float x, int token) { best = max(best, row.noisy(hash, x, token)); });
+    part.for_each_bit(left, j, [&](float x, int token) { best = max(best, row.noisy(x, token)); });
     if (key_of(best) > so_far) atomicMax(shared_best, key_of(best));
   });
   return best;
@@ -149,43 +160,42 @@ GVR_DEVICE uint64_t best_noisy(const Team& team, const RowShare<T>& part, const 
 
 // Draws from the tokens of a set that all CTAs hold. `measured`: the border knows the masses of the draw, not
 // those at another temperature.
-template <typename T>
+template <bool kFiltered, typename T>
 GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& row, const KeptSet& set,
-                              const Border& border, bool filtered, bool measured) {
+                              const Border& border, bool measured) {
   const SampleParams& p = row.p;
-  const Masses masses = row.masses(row.own.temperature);
+  const Masses masses = row.masses();
   const auto kept_mass = [&](float x, int token) { return masses(set.has(x, token) ? x : -INFINITY); };
-  uint64_t mass;
-  uint32_t count;
-  if (!filtered) {
-    // Tokens outside of the set have no mass. Those in it are counted if somebody asks.
-    const bool counts = p.counts != nullptr || p.limits != nullptr || p.kept_columns < INT64_MAX;
-    const MassSums mine = counts ? add_masses<true>(part, masses, set.least, team.lane)
-                                 : add_masses<false>(part, masses, INFINITY, team.lane);
-    mass = mine.all, count = mine.count;
-  } else {
-    const bool split = measured && set.least <= border.high;
-    const float high = split ? border.high : INFINITY;
-    mass = split ? border.above : 0, count = split ? border.count : 0;
-    part.for_each(
-        split ? border.inside : border.steps, team.lane,
-        [&](float x, int token) { return x <= high && set.has(x, token); },
-        [&](float x, int) { mass += masses(x), ++count; });
-  }
-  ptx::reconverge(team.zero);
-  Record own{{warp_sum(mass), __reduce_add_sync(0xffffffffu, count)}};
-  if (row.wants_raw()) {
-    const uint64_t mine = add_all_masses(part, row.masses(1.0f), team.lane);
+  const bool counts = p.counts != nullptr || p.limits != nullptr || p.kept_columns < INT64_MAX;
+  WarpSums sums{};
+  if (!p.gumbel || counts || p.logprobs != nullptr) {
+    uint64_t mass, raw = 0;
+    uint32_t count;
+    if constexpr (!kFiltered) {
+      // Tokens outside of the set have no mass. Those in it are counted if somebody asks.
+      const MassSums mine = counts ? add_masses<true>(part, masses, set.least, team.lane)
+                                   : add_masses<false>(part, masses, INFINITY, team.lane);
+      mass = mine.all, count = mine.count;
+    } else {
+      const bool split = measured && set.least <= border.high;
+      const float high = split ? border.high : INFINITY;
+      mass = split ? border.above : 0, count = split ? border.count : 0;
+      part.for_each(
+          split ? border.inside : border.steps, team.lane,
+          [&](float x, int token) { return x <= high && set.has(x, token); },
+          [&](float x, int) { mass += masses(x), ++count; });
+    }
+    if (row.wants_raw()) raw = add_all_masses(part, row.raw_masses(), team.lane);
     ptx::reconverge(team.zero);
-    own.word[2] = warp_sum(mine);
+    const Record own{{warp_sum(mass), __reduce_add_sync(0xffffffffu, count), warp_sum(raw)}};
+    sums = sum_warps<3>(team, own);
   }
-  const WarpSums sums = sum_warps<3>(team, own);
+  const uint64_t place = p.kept != nullptr ? sums.before(team, 1) : 0;
   Outcome outcome{Found{}, static_cast<int>(sums.all.word[1]), row.own.temperature, sums.all.word[0],
                   sums.all.word[2]};
-  const uint32_t hash = hash_prefix(row.own.seed, row.own.position);
   Found& found = outcome.found;
   if (p.gumbel) {
-    const uint64_t best = team_max(team, best_noisy(team, part, row, set, hash, border.steps));
+    const uint64_t best = team_max(team, best_noisy(team, part, row, set, border.steps));
     const int in_cta = token_of(best) / kPerVec<T> - team.rank * kWarps * part.vectors;
     found.here = team.thread == 0 && in_cta >= 0 && in_cta < kWarps * part.vectors;
     found.token = token_of(best);
@@ -194,11 +204,10 @@ GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& ro
     }
     ptx::reconverge(team.zero);
   } else {
-    const uint64_t target = draw_target(uniform64(hash), outcome.mass);
-    found = find_token(team, part, sums, target, kept_mass);
+    found = find_token(team, part, sums, draw_target(row.own.uniform, outcome.mass), kept_mass);
   }
   outcome.last = ranked(order_key(set.least), p.vocabulary - 1);
-  if (p.limits != nullptr && filtered) {
+  if (p.limits != nullptr && kFiltered) {
     uint64_t last = 0;
     part.for_each(border.steps, team.lane, [&](float x, int token) {
       if (set.has(x, token)) last = max(last, ~ranked(order_key(x), token));
@@ -210,7 +219,7 @@ GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& ro
   if (p.ranks != nullptr) write_rank(team, part, row, found);
   if (p.kept == nullptr) return;
   const float log_total = log_mass(outcome.mass);
-  visit_kept(team, part, set, sums.before.word[1], [&](uint64_t at, int token, float x) {
+  visit_kept(team, part, set, place, [&](uint64_t at, int token, float x) {
     row.write_kept(at, token, x, row.own.temperature, log_total);
   });
   clear_kept(team, p, row.number, outcome.count);
@@ -233,15 +242,13 @@ template <typename T>
 __device__ __noinline__ void sample_from_row(Team team, RowShare<T> part, Row row, uint32_t top,
                                              uint32_t guess, Mass mass) {
   const Filters<T> filters{team, part, row, top, guess, mass};
-  const uint64_t steps = part.every_step(team.lane);
-  Border border{-INFINITY, INFINITY, steps, steps, 0, 0};
-  const Prefix prefix = filters.any() ? filters.kept(border) : filters.everything();
+  Border border = every_element(part, team.lane);
+  const Prefix prefix = filters.kept(border);
   const float least = key_to_float(prefix.key);
   const bool knows_border = border.low > -INFINITY && border.low <= least;
-  if (filters.any() && !knows_border) border = border_from(team, part, least);
+  if (!knows_border) border = border_from(team, part, least);
   const KeptSet set = set_of(team, part, prefix, border);
-  draw_from_row(team, part, row, set, border, filters.any(),
-                filters.masses().scale == row.masses(row.own.temperature).scale);
+  draw_from_row<true>(team, part, row, set, border, filters.masses().scale == row.own.scale);
 }
 
 // A key that all tokens of top-k reach, and no more than one CTA takes if possible, found by all CTAs; and
@@ -264,10 +271,11 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
   const bool writer = team.rank == 0 && team.thread == 0;
   const T* const scores = static_cast<const T*>(p.logits) + row * p.logits_stride;
   const RowShare<T> part(p, team);
+  GivenParameters given{};
+  if (team.thread == 0) given = read_parameters(p, row);
   part.fetch(scores, reinterpret_cast<uintptr_t>(scores) % 16 == 0, p.vocabulary, team.lane);
   if (team.thread == 0) {
-    smem.read = read_parameters(p, row);
-    smem.word = kMaxKey;
+    smem.read = given.complete();
     team.init_barriers();
   }
 #pragma unroll
@@ -278,9 +286,14 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
   const RowParameters read = smem.read;
   const uint32_t* const allow = read.allow_row >= 0 ? p.allow + read.allow_row * p.allow_stride : nullptr;
   ptx::wait_copies<0>();
-  const ThreadBest mine = take_row(part, allow, p.vocabulary, team.lane);
+  // Which token is the best is asked of rows that keep no other.
+  const bool one = is_greedy(read.temperature) || read.top_k == 1;
+  const ThreadBest mine = one ? take_row<true>(part, allow, p.vocabulary, team.lane)
+                              : take_row<false>(part, allow, p.vocabulary, team.lane);
   uint64_t best = 0;
-  if (mine.vector >= 0) best = ranked(order_key(mine.value), first_token(part, mine.vector, mine.value));
+  if (mine.value > -INFINITY) {
+    best = ranked(order_key(mine.value), one ? first_token(part, mine.vector, mine.value) : 0);
+  }
   ptx::reconverge(team.zero);
   if (team.ctas > 1) ptx::cluster_wait();  // All CTAs run, so that there is somewhere to send to.
   const RowTop top = top_of(team, best, mine.nan, share_of(read, team.ctas));
@@ -300,13 +313,15 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
   }
   const Filters<T> filters{team, part, about, key_of(top.best), top.guess, Mass{}};
   if (!filters.any()) {
-    sample_from_row(team, part, about, key_of(top.best), top.guess, Mass{});
+    const Prefix all = filters.everything();
+    draw_from_row<false>(team, part, about, KeptSet{key_to_float(all.key), 0xffffffffu},
+                         every_element(part, team.lane), true);
     return;
   }
   uint32_t least = filters.least_expected();
   const auto survey_from = [&](uint32_t key) {
     return survey_row(team, part, key_to_float(key), filters.sampled_octaves(), filters.masses(),
-                      about.wants_raw(), about.masses(1.0f));
+                      about.wants_raw(), about.raw_masses());
   };
   // More tokens than k reach the guess. Of a large k they are too many, so the search comes first.
   constexpr int kMostGuessed = kMaxCandidates * 2 / 3;

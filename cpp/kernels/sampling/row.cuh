@@ -26,14 +26,29 @@ GVR_DEVICE T parameter_of(const RowParameter<T>& parameter, int64_t at) {
   return parameter.each != nullptr ? parameter.each[at] : parameter.all;
 }
 
-GVR_DEVICE RowParameters read_parameters(const SampleParams& p, int row) {
+// The parameters of a row as they are given. What follows from them is computed when they have arrived.
+struct GivenParameters {
+  RowParameters row;
+  int64_t seed, position;
+
+  GVR_DEVICE RowParameters complete() const {
+    RowParameters own = row;
+    own.hash = hash_prefix(seed, position);
+    own.uniform = uniform64(own.hash);
+    own.scale = mass_scale(own.temperature);
+    return own;
+  }
+};
+
+GVR_DEVICE GivenParameters read_parameters(const SampleParams& p, int row) {
   int64_t slot = p.row_slot.data != nullptr ? read_id(p.row_slot, row) : row;
   ptx::keep(slot);  // what is checked is what is used
-  RowParameters own{};
+  GivenParameters given{};
+  RowParameters& own = given.row;
   own.skipped = p.row_slot.data != nullptr && (slot < 0 || slot >= p.num_slots);
-  if (own.skipped) return own;
-  own.seed = parameter_of(p.seed, slot);
-  own.position = parameter_of(p.position, row);
+  if (own.skipped) return given;
+  given.seed = parameter_of(p.seed, slot);
+  given.position = parameter_of(p.position, row);
   own.temperature = parameter_of(p.temperature, slot);
   own.top_p = parameter_of(p.top_p, slot);
   own.min_p = parameter_of(p.min_p, slot);
@@ -41,7 +56,7 @@ GVR_DEVICE RowParameters read_parameters(const SampleParams& p, int row) {
   own.allow_row = p.allow == nullptr ? -1 : p.allow_row != nullptr ? p.allow_row[row] : row;
   ptx::keep(own.allow_row);
   if (own.allow_row >= p.allow_rows) own.allow_row = -1;
-  return own;
+  return given;
 }
 
 // Starts to send what the first CTA has read as the row's parameters to one CTA. A thread of each CTA calls
@@ -69,19 +84,18 @@ GVR_DEVICE uint64_t warp_max(uint64_t value) {
   return static_cast<uint64_t>(most) << 32 | low;
 }
 
-// The largest of a word of `count` records, up to 32. The warp is converged, and stays so without a branch.
-GVR_DEVICE uint64_t max_of_records(const Record* records, int count, int word, int lane) {
-  return warp_max(records[min(lane, count - 1)].word[word]);
+// The largest of `count` numbers. The warp is converged, and stays so without a branch.
+GVR_DEVICE uint64_t max_of(const uint64_t* numbers, int count, int lane) {
+  return warp_max(numbers[min(lane, count - 1)]);
 }
 
-// The largest of a number over this CTA. It takes one block barrier. Lanes may come to it apart.
-GVR_DEVICE uint64_t block_max(const Team& team, uint64_t value) {
+// The largest of a number over all CTAs. Lanes may come to it apart.
+GVR_DEVICE uint64_t team_max(Team& team, uint64_t value) {
   ptx::reconverge(team.zero);
-  value = warp_max(value);
-  if (team.lane == 0) team.smem().warp_record[team.warp].word[3] = value;
-  ptx::reconverge(team.zero);
-  __syncthreads();
-  return max_of_records(team.smem().warp_record, kWarps, 3, team.lane);
+  const Records& ctas = team.exchange<1>(Record{{warp_max(value)}}, [&](const Records& warps) {
+    return max_of(warps.word[0], kWarps, team.lane);
+  });
+  return max_of(ctas.word[0], team.ctas, team.lane);
 }
 
 // Fills the places behind the kept tokens.
@@ -120,14 +134,15 @@ struct Row {
   GVR_DEVICE bool wants_raw() const {
     return p.raw_logprobs && p.logprobs != nullptr && (flags & kFlagNoCandidate) == 0;
   }
-  GVR_DEVICE Masses masses(float temperature) const { return Masses{max, mass_scale(temperature)}; }
+  GVR_DEVICE Masses masses() const { return Masses{max, own.scale}; }
+  GVR_DEVICE Masses raw_masses() const { return Masses{max, mass_scale(1.0f)}; }
   // The score of a token with noise, as a number by which the best is the largest.
-  GVR_DEVICE uint64_t noisy(uint32_t hash, float x, int token) const {
-    const float score = gumbel_score(isinf(x) ? 0.0f : x, own.temperature, hash32(hash, token));
+  GVR_DEVICE uint64_t noisy(float x, int token) const {
+    const float score = gumbel_score(isinf(x) ? 0.0f : x, own.temperature, hash32(own.hash, token));
     return ranked(order_key(score), token);
   }
   GVR_DEVICE NoiseBound noise_bound(float best) const {
-    return NoiseBound(best, mass_scale(own.temperature));
+    return NoiseBound(best, own.scale);
   }
   GVR_DEVICE void write_kept(uint64_t at, int token, float x, float temperature, float log_total) const {
     if (at >= static_cast<uint64_t>(p.kept_columns)) return;
@@ -156,7 +171,7 @@ struct Filters {
   GVR_DEVICE const RowParameters& own() const { return row.own; }
   GVR_DEVICE FilterOrder order() const { return row.p.order; }
   GVR_DEVICE Masses masses() const {
-    return row.masses(order() == FilterOrder::kTemperatureLast ? 1.0f : own().temperature);
+    return order() == FilterOrder::kTemperatureLast ? row.raw_masses() : row.masses();
   }
 
   // All candidates: the finite values, or those of +inf if there are any.
@@ -315,22 +330,21 @@ template <int kEach>
 GVR_DEVICE void draw_from_candidates(Team& team, const Row& row, const Candidates<kEach>& list, int kept,
                                      uint64_t raw) {
   const SampleParams& p = row.p;
-  const Masses measure = row.masses(row.own.temperature);
-  const uint32_t hash = hash_prefix(row.own.seed, row.own.position);
+  const Masses measure = row.masses();
   uint64_t mass[kEach], sum = 0, best = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     mass[i] = list.rank[i] < kept ? measure(value_of(list.own[i])) : 0;
     sum += mass[i];
     if (p.gumbel && list.rank[i] < kept) {
-      best = max(best, row.noisy(hash, value_of(list.own[i]), token_of(list.own[i])));
+      best = max(best, row.noisy(value_of(list.own[i]), token_of(list.own[i])));
     }
   }
   Outcome outcome{Found{}, kept, row.own.temperature};
   outcome.raw = raw;
   uint64_t before = block_prefix(team, sum, outcome.mass);
-  const uint64_t target = draw_target(uniform64(hash), outcome.mass);
-  if (p.gumbel) best = block_max(team, best);
+  const uint64_t target = draw_target(row.own.uniform, outcome.mass);
+  if (p.gumbel) best = team_max(team, best);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const bool here = list.rank[i] < kept && (p.gumbel ? token_of(list.own[i]) == token_of(best)

@@ -24,8 +24,9 @@ static_assert(1 << kLog2Bins == kBins);
 // The parameters of a row. Another stream may be writing them, so each CTA reads them once, and all CTAs go
 // on with what the first one has read.
 struct alignas(16) RowParameters {
-  int64_t seed;
-  int64_t position;
+  uint64_t uniform;  // random bits of a draw without noise
+  uint32_t hash;     // of seed and position
+  float scale;       // that of the masses at the temperature
   float temperature;
   float top_p;
   float min_p;
@@ -34,10 +35,17 @@ struct alignas(16) RowParameters {
   int32_t skipped;    // whether the row is not sampled
 };
 
-// What a CTA tells the others. Each exchange has a meaning of its own for the words.
-struct alignas(16) Record {
-  uint64_t word[4];
+// What a warp, or a CTA, tells the others. Each exchange has a meaning of its own for the words.
+struct Record {
+  uint64_t word[3];
 };
+
+// Records of the warps of a CTA, or of the CTAs of a row, word by word.
+struct Records {
+  static constexpr int kMost = 8;
+  uint64_t word[3][kMost];
+};
+static_assert(kWarps <= Records::kMost && kMaxSampleCtas <= Records::kMost);
 
 // The bin in which a prefix sum reaches its target.
 struct FoundBin {
@@ -52,7 +60,8 @@ constexpr int kCandidatesBarrier = 2;
 //
 // - `parameters`, `inbox` and `candidates` take transaction stores of any CTA. They are read behind the wait
 //   for their transaction barrier. There are two inboxes, in turns: a CTA sends to one of them again when it
-//   has got from all CTAs what they have sent to the other, behind a block barrier after their reads of this
+//   has got from all CTAs what they have sent to the other, behind the block barrier of that exchange, which
+//   their warps come to after their reads of this one. The same holds for `warps`, of which each exchange has
 //   one. The others are sent to once. What shares a place with `candidates` is in use before the exchange
 //   that says that candidates are sent, or in rows that have none.
 // - `word` is stored by another CTA ahead of a cluster barrier, and read behind it.
@@ -60,11 +69,11 @@ constexpr int kCandidatesBarrier = 2;
 // - Everything else belongs to this CTA, with a block barrier between writes and reads.
 struct alignas(16) SampleShared {
   uint64_t barriers[3];  // of the inboxes, and of the candidates
-  RowParameters parameters, read;
-  Record inbox[2][kMaxSampleCtas];
-  Record warp_record[kWarps];
-  FoundBin found;
   uint32_t word;
+  RowParameters parameters, read;
+  Records inbox[2], warps[2];
+  uint64_t of_warp[kWarps];
+  FoundBin found;
   union {
     struct {
       uint64_t bins[2][kBins + 1];  // the last one is what the threads have beside bins
@@ -131,53 +140,78 @@ struct Team {
     return ptx::map_to_rank(ptx::shared_address(&barrier), at);
   }
 
-  // Sends this CTA's record to all CTAs, and returns theirs. `mine` is valid in the threads below `ctas`,
-  // which send it. A block barrier precedes the call, after all reads of what the last call has returned.
-  // `more` sends what else belongs to the exchange, `more_bytes` to each CTA.
-  template <typename More>
-  GVR_DEVICE const Record* exchange(const Record& mine, uint32_t more_bytes, More more) {
+  // Puts each warp's record together with those of the CTA's other warps, and exchanges what comes of them
+  // with all CTAs. `own` is valid in the first lane, and `kWords` of its words are in use. `combine` makes of
+  // the warps' records word number lane / 8 of the CTA's; the first warp calls it. `more` sends what else
+  // belongs to the exchange, `more_bytes` to each CTA. Lanes may come to it apart.
+  template <int kWords, typename Combine, typename More>
+  GVR_DEVICE const Records& exchange(const Record& own, Combine combine, uint32_t more_bytes, More more) {
     const uint32_t parity = turn >> 1 & 1;
-    Record* const inbox = smem().inbox[turn & 1];
+    Records& inbox = smem().inbox[turn & 1];
+    Records& warps = smem().warps[turn & 1];
     const uint64_t& barrier = smem().barriers[turn++ & 1];
-    if (ctas == 1) {
-      if (thread == 0) inbox[0] = mine;
-      __syncthreads();
-      return inbox;
-    }
-    if (thread == 0) {
-      ptx::barrier_expect_tx(address_of(barrier, rank), ctas * sizeof(Record) + more_bytes);
-    }
-    if (thread < ctas) {
-      const uint32_t address = ptx::map_to_rank(ptx::shared_address(&inbox[rank]), thread);
-      const uint32_t completes = address_of(barrier, thread);
-      ptx::store_async(address, mine.word[0], mine.word[1], completes);
-      ptx::store_async(address + 16, mine.word[2], mine.word[3], completes);
-      more(thread, completes);
-    }
     ptx::reconverge(zero);
-    ptx::barrier_wait(ptx::shared_address(&barrier), parity);
+    if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) warps.word[i][warp] = own.word[i];
+    }
     ptx::reconverge(zero);
     __syncthreads();
+    if (warp == 0) {
+      const uint64_t word = combine(warps);
+      const int number = lane / Records::kMost, to = lane % Records::kMost;
+      if (ctas > 1 && lane == 0) {
+        constexpr uint32_t kBytes = kWords * sizeof(uint64_t);
+        ptx::barrier_expect_tx(address_of(barrier, rank), ctas * kBytes + more_bytes);
+      }
+      if (number < kWords && to < ctas) {
+        uint64_t& place = inbox.word[number][rank];
+        if (ctas > 1) {
+          ptx::store_async(ptx::map_to_rank(ptx::shared_address(&place), to), word, address_of(barrier, to));
+          if (number == 0) more(to, address_of(barrier, to));
+        } else {
+          place = word;
+        }
+      }
+    }
+    ptx::reconverge(zero);
+    if (ctas > 1) {
+      ptx::barrier_wait(ptx::shared_address(&barrier), parity);
+    } else {
+      __syncthreads();
+    }
+    ptx::reconverge(zero);
     return inbox;
   }
-  GVR_DEVICE const Record* exchange(const Record& mine) {
-    return exchange(mine, 0, [](int, uint32_t) {});
+  template <int kWords, typename Combine>
+  GVR_DEVICE const Records& exchange(const Record& own, Combine combine) {
+    return exchange<kWords>(own, combine, 0, [](int, uint32_t) {});
   }
 };
 
-// The largest element of a vector, or NaN if one of them is.
+// The greater elements of two words, or NaN where one of them is.
+template <typename T>
+GVR_DEVICE uint32_t larger(uint32_t a, uint32_t b) {
+  if constexpr (sizeof(T) == 4) {
+    return __float_as_uint(ptx::max_or_nan(__uint_as_float(a), __uint_as_float(b)));
+  } else {
+    return std::is_same_v<T, __half> ? ptx::max_or_nan_f16x2(a, b) : ptx::max_or_nan_bf16x2(a, b);
+  }
+}
+template <typename T>
+GVR_DEVICE uint32_t larger(const uint4& vec) {
+  return larger<T>(larger<T>(vec.x, vec.y), larger<T>(vec.z, vec.w));
+}
+
+// The largest element of a word or of a vector, or NaN if one of them is.
+template <typename T>
+GVR_DEVICE float largest(uint32_t word) {
+  const uint4 vec{word, 0, 0, 0};
+  return sizeof(T) == 4 ? element<T>(vec, 0) : ptx::max_or_nan(element<T>(vec, 0), element<T>(vec, 1));
+}
 template <typename T>
 GVR_DEVICE float largest(const uint4& vec) {
-  if constexpr (sizeof(T) == 4) {
-    return ptx::max_or_nan(ptx::max_or_nan(element<T>(vec, 0), element<T>(vec, 1)),
-                           ptx::max_or_nan(element<T>(vec, 2), element<T>(vec, 3)));
-  } else {
-    const auto larger = [](uint32_t a, uint32_t b) {
-      return std::is_same_v<T, __half> ? ptx::max_or_nan_f16x2(a, b) : ptx::max_or_nan_bf16x2(a, b);
-    };
-    const uint4 pair{larger(larger(vec.x, vec.y), larger(vec.z, vec.w)), 0, 0, 0};
-    return ptx::max_or_nan(element<T>(pair, 0), element<T>(pair, 1));
-  }
+  return largest<T>(larger<T>(vec));
 }
 
 template <typename T>
@@ -285,7 +319,7 @@ struct RowShare {
 // The largest of a thread's elements, and whether one of them is no number.
 struct ThreadBest {
   float value = -INFINITY;
-  int vector = -1;  // -1: every element is -inf, NaN or not allowed
+  int vector = -1;  // -1: it is not known, or every element is -inf, NaN or not allowed
   bool nan = false;
 };
 
@@ -322,27 +356,34 @@ __device__ __noinline__ bool mask_row(RowShare<T> part, const uint32_t* allow, i
   return nan;
 }
 
-// Finds the largest of this thread's elements, which has no meaning if one of them is NaN.
-template <typename T>
+// Finds the largest of this thread's elements, which has no meaning if one of them is NaN. Where it lies is
+// found only if `kWhere`, which takes longer.
+template <bool kWhere, typename T>
 GVR_DEVICE ThreadBest best_of(const RowShare<T>& part, int lane) {
   ThreadBest best;
+  uint32_t word = negative_infinity_vec<T>().x;
 #pragma unroll 4
   for (int j = lane; j < part.vectors; j += 32) {
     const uint4 vec = ptx::load_shared(part.address + 16 * j);
-    const float most = largest<T>(vec);
-    best.nan |= isnan(most);
-    if (most > best.value) best.value = most, best.vector = j;
+    if constexpr (kWhere) {
+      const float most = largest<T>(vec);
+      best.nan |= isnan(most);
+      if (most > best.value) best.value = most, best.vector = j;
+    } else {
+      word = larger<T>(word, larger<T>(vec));
+    }
   }
+  if constexpr (!kWhere) best.value = largest<T>(word), best.nan = isnan(best.value);
   return best;
 }
 
 // Masks this thread's elements, which have arrived, and returns the largest.
-template <typename T>
+template <bool kWhere, typename T>
 GVR_DEVICE ThreadBest take_row(const RowShare<T>& part, const uint32_t* allow, int vocabulary, int lane) {
-  ThreadBest best = best_of(part, lane);
+  ThreadBest best = best_of<kWhere>(part, lane);
   if (allow != nullptr || best.nan) {
     const bool nan = mask_row(part, allow, vocabulary, lane);
-    best = best_of(part, lane);
+    best = best_of<kWhere>(part, lane);
     best.nan = nan;
   }
   return best;

@@ -77,11 +77,18 @@ struct Cut {
   bool ends_with_one;
 };
 
-template <typename T>
-GVR_DEVICE T warp_sum(T value) {
+GVR_DEVICE float warp_sum(float value) {
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) value += __shfl_xor_sync(0xffffffffu, value, d);
   return value;
+}
+
+// The sum over the lanes, of numbers below 2^54. A thread has at most 2^9 masses.
+GVR_DEVICE uint64_t warp_sum(uint64_t value) {
+  constexpr int kLow = 27;
+  const uint32_t low = __reduce_add_sync(0xffffffffu, static_cast<uint32_t>(value) & ((1u << kLow) - 1));
+  const uint32_t high = __reduce_add_sync(0xffffffffu, static_cast<uint32_t>(value >> kLow));
+  return (static_cast<uint64_t>(high) << kLow) + low;
 }
 
 // The sum over this lane and the lower ones.
@@ -95,37 +102,29 @@ GVR_DEVICE T warp_prefix(T value, int lane) {
   return value;
 }
 
-// A word of one of up to eight records, and its sum over that record and those before.
-struct RecordPrefix {
+// One of eight numbers in each lane, and its sum with those before. The warp is converged.
+struct Prefix8 {
   uint64_t own, upto;
+
+  // `words` are `kWords` times eight numbers, of which `count` are in use.
+  template <int kWords = 1>
+  GVR_DEVICE static Prefix8 of(const uint64_t* words, int count, int lane) {
+    const uint64_t word = words[min(lane, 8 * kWords - 1)];  // no branch
+    Prefix8 sum{};
+    sum.own = sum.upto = lane % 8 < count ? word : 0;
+#pragma unroll
+    for (int d = 1; d < 8; d *= 2) {
+      const uint64_t other = __shfl_up_sync(0xffffffffu, sum.upto, d);
+      if (lane % 8 >= d) sum.upto += other;
+    }
+    return sum;
+  }
+  // The sum of the numbers before number `at` of a word, and of all of them.
+  GVR_DEVICE uint64_t before(int at, int word = 0) const {
+    return __shfl_sync(0xffffffffu, upto - own, 8 * word + at);
+  }
+  GVR_DEVICE uint64_t all(int word = 0) const { return __shfl_sync(0xffffffffu, upto, 8 * word + 7); }
 };
-
-// Each lane has one of the first `kWords` words of a record; others may be written meanwhile. The four lanes
-// of record 0 come first. The warp is converged.
-template <int kWords>
-GVR_DEVICE RecordPrefix prefix_records(const Record* records, int count, int lane) {
-  static_assert(kWarps <= 8 && kMaxSampleCtas <= 8 && sizeof(Record) == 4 * sizeof(uint64_t));
-  const uint64_t word = records[min(lane / 4, count - 1)].word[min(lane % 4, kWords - 1)];  // no branch
-  const uint64_t own = lane / 4 < count ? word : 0;
-  uint64_t upto = own;
-#pragma unroll
-  for (int d = 4; d < 32; d *= 2) {
-    const uint64_t other = __shfl_up_sync(0xffffffffu, upto, d);
-    if (lane >= d) upto += other;
-  }
-  return RecordPrefix{own, upto};
-}
-
-// Adds up the first `kWords` words of `count` records: of those before number `at`, and of all.
-template <int kWords>
-GVR_DEVICE void sum_records(const Record* records, int count, int at, int lane, Record& before, Record& all) {
-  const RecordPrefix prefix = prefix_records<kWords>(records, count, lane);
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    before.word[i] = __shfl_sync(0xffffffffu, prefix.upto - prefix.own, 4 * at + i);
-    all.word[i] = __shfl_sync(0xffffffffu, prefix.upto, 28 + i);
-  }
-}
 
 // The sum of a number over the threads before this one, and over all. It takes two block barriers. Lanes may
 // come to it apart.
@@ -133,12 +132,11 @@ GVR_DEVICE uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& tot
   ptx::reconverge(team.zero);
   uint64_t before = warp_prefix(value, team.lane);
   __syncthreads();  // Everybody has read the sums of the last time.
-  if (team.lane == 31) team.smem().warp_record[team.warp].word[0] = before;
+  if (team.lane == 31) team.smem().of_warp[team.warp] = before;
   __syncthreads();
-  Record warps{}, all{};
-  sum_records<1>(team.smem().warp_record, kWarps, team.warp, team.lane, warps, all);
-  total = all.word[0];
-  return warps.word[0] + before - value;
+  const Prefix8 warps = Prefix8::of(team.smem().of_warp, kWarps, team.lane);
+  total = warps.all();
+  return warps.before(team.warp) + before - value;
 }
 
 // Masses of one thread's elements, and those from a limit on: their mass, how many there are, and at which
@@ -272,7 +270,7 @@ GVR_DEVICE RowBins sum_bins(Team& team, const RowShare<T>& part, uint64_t steps,
   ptx::reconverge(team.zero);
   if (Measure::kLimbs > 1) {
     other = warp_sum(other);
-    if (team.lane == 0) smem.warp_record[team.warp].word[1] = other;  // word 0 may still be read
+    if (team.lane == 0) smem.warps[team.turn & 1].word[0][team.warp] = other;
   }
   __syncthreads();
   uint64_t own = 0;
@@ -286,7 +284,7 @@ GVR_DEVICE RowBins sum_bins(Team& team, const RowShare<T>& part, uint64_t steps,
   if (Measure::kLimbs > 1 && team.thread == 0) {
     uint64_t sum = 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += smem.warp_record[w].word[1];
+    for (int w = 0; w < kWarps; ++w) sum += smem.warps[team.turn & 1].word[0][w];
     bins[kBins] = sum;
   }
   team.sync();  // All bins are there.
@@ -348,8 +346,9 @@ GVR_DEVICE Interval expect_boundary(Team& team, const Masses& masses, float octa
   const float width = octaves / kBins, weight = exp2f(-width * (team.thread + 0.5f));
   const float mass = static_cast<float>(count) * weight, upto = warp_prefix(mass, team.lane);
   const float squares = warp_sum(mass * weight), lower = __shfl_up_sync(0xffffffffu, upto, 1);
+  Records& warps = smem.warps[team.turn & 1];
   if (team.lane == 31) {
-    smem.warp_record[team.warp] = Record{{__float_as_uint(upto), __float_as_uint(squares), 0, 0}};
+    warps.word[0][team.warp] = __float_as_uint(upto), warps.word[1][team.warp] = __float_as_uint(squares);
   }
   // The error of the sum, and the distances of the interval's ends, in octaves, as bits of numbers that are
   // not negative. Sums of floats need not rise from thread to thread, so two threads may find one. Which of
@@ -361,8 +360,8 @@ GVR_DEVICE Interval expect_boundary(Team& team, const Masses& masses, float octa
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
     if (w == team.warp) before = total;
-    total += __uint_as_float(static_cast<uint32_t>(smem.warp_record[w].word[0]));
-    variance += __uint_as_float(static_cast<uint32_t>(smem.warp_record[w].word[1]));
+    total += __uint_as_float(static_cast<uint32_t>(warps.word[0][w]));
+    variance += __uint_as_float(static_cast<uint32_t>(warps.word[1][w]));
   }
   const float begin = before + (team.lane > 0 ? lower : 0.0f), end = before + upto;
   const float rest = 1.0f - share, middle = share * total;
@@ -403,6 +402,11 @@ struct Border {
 };
 
 // All of a thread's elements from `low` on.
+template <typename T>
+GVR_DEVICE Border every_element(const RowShare<T>& part, int lane) {
+  const uint64_t steps = part.every_step(lane);
+  return Border{-INFINITY, INFINITY, steps, steps, 0, 0};
+}
 template <typename T>
 GVR_DEVICE Border border_from(const Team& team, const RowShare<T>& part, float low) {
   const uint64_t steps = part.steps_from(low, team.lane);

@@ -23,7 +23,9 @@ namespace gvr_topk::sampling_stream {
 using sampling::kMaxCandidates;
 using sampling::kThreads;
 using sampling::kWarps;
+using sampling::Prefix8;
 using sampling::Record;
+using sampling::Records;
 using sampling::Row;
 using sampling::RowParameters;
 using sampling::SampleShared;
@@ -109,23 +111,22 @@ struct Listed {
 // Adds up what each warp says of its list, and each CTA of its guess: the row may have changed between them.
 // A list that is not complete counts as too long.
 GVR_DEVICE Listed add_lists(Team& team, int count, bool whole, uint64_t best, uint32_t least) {
-  SampleShared& smem = team.smem();
   ptx::reconverge(team.zero);
-  best = sampling::warp_max(best);
   whole = __all_sync(0xffffffffu, whole);
-  if (team.lane == 0) {
-    smem.warp_record[team.warp] = Record{{whole ? count : kMaxCandidates + 1u, best, 0, 0}};
-  }
-  ptx::reconverge(team.zero);
-  __syncthreads();
-  Record before{}, before_cta{}, all{};
-  sampling::sum_records<1>(smem.warp_record, kWarps, team.warp, team.lane, before, all);
-  const uint64_t best_here = sampling::max_of_records(smem.warp_record, kWarps, 1, team.lane);
-  const Record* const theirs = team.exchange(Record{{all.word[0], best_here, least, 0}});
-  sampling::sum_records<1>(theirs, team.ctas, team.rank, team.lane, before_cta, all);
-  return Listed{before.word[0] + before_cta.word[0], all.word[0],
-                sampling::max_of_records(theirs, team.ctas, 1, team.lane),
-                static_cast<uint32_t>(sampling::max_of_records(theirs, team.ctas, 2, team.lane))};
+  const auto listed_by = [&](const Records& records, int records_count, int at) {
+    const Prefix8 counts = Prefix8::of(records.word[0], records_count, team.lane);
+    return Listed{counts.before(at), counts.all(), sampling::max_of(records.word[1], records_count, team.lane),
+                  static_cast<uint32_t>(sampling::max_of(records.word[2], records_count, team.lane))};
+  };
+  const Records& of_warps = team.smem().warps[team.turn & 1];
+  const Record own{{whole ? count : kMaxCandidates + 1u, sampling::warp_max(best), least}};
+  const Records& of_ctas = team.exchange<3>(own, [&](const Records& warps) {
+    const Listed here = listed_by(warps, kWarps, 0);
+    return team.lane < 8 ? here.count : team.lane < 16 ? here.best : here.least;
+  });
+  Listed listed = listed_by(of_ctas, team.ctas, team.rank);
+  listed.before += Prefix8::of(of_warps.word[0], kWarps, team.lane).before(team.warp);
+  return listed;
 }
 
 // Reports the best token of a row, from its candidates.
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   const VectorSample<T> sample(row.data, p.vocabulary);  // Behind a full ring its loads would wait.
   if (p.one_kind) stream.start();
   if (team.thread == 0) {
-    smem.read = sampling::read_parameters(p, number);
+    smem.read = sampling::read_parameters(p, number).complete();
     lists.chunks_used = kWarps * TokenList::initial_chunks(kListChunks);
     team.init_barriers();
   }
@@ -164,8 +165,9 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   __syncthreads();
   if (team.ctas > 1) ptx::cluster_wait();
   // Each CTA has to go the same way, so all of them take the parameters that the first one has read.
-  team.exchange(Record{}, sizeof(RowParameters),
-                [&](int rank, uint32_t completes) { sampling::send_parameters(team, rank, completes); });
+  team.exchange<1>(
+      Record{}, [](const Records&) { return uint64_t{0}; }, sizeof(RowParameters),
+      [&](int rank, uint32_t completes) { sampling::send_parameters(team, rank, completes); });
 
   // Guess.
   const auto row_with = [&](float max) {

@@ -27,6 +27,7 @@ using sampling::KeptSet;
 using sampling::kThreads;
 using sampling::Masses;
 using sampling::Record;
+using sampling::Records;
 using sampling::RowShare;
 using sampling::SampleShared;
 using sampling::storage;
@@ -50,34 +51,35 @@ struct RowSummary {
 // Exchanges what the CTAs have found. `token` is what this CTA has read as the given token.
 template <typename T>
 GVR_DEVICE RowSummary top_of(Team& team, const RowShare<T>& part, float most, int token, int n) {
-  const uint32_t own = order_key(most);
   const int share = min((n + team.ctas - 1) / team.ctas, kThreads);
-  const uint32_t guess = sampling::reached_by(team, own, false, share);
-  ptx::reconverge(team.zero);
-  const uint32_t best = __reduce_max_sync(0xffffffffu, own);
-  if (team.lane == 0) team.smem().warp_record[team.warp].word[0] = best;
-  Record mine{};
+  const uint32_t own = sampling::put_maximum(team, order_key(most), false);
+  uint32_t key = 0;
   const int in_cta = token / kPerVec<T> - team.rank * sampling::kWarps * part.vectors;
   if (token >= 0 && in_cta >= 0 && in_cta < sampling::kWarps * part.vectors) {
     const uint4 vec = ptx::load_shared(part.address + 16 * (in_cta - team.warp * part.vectors));
-    mine.word[2] = order_key(element<T>(vec, token % kPerVec<T>));
+    key = order_key(element<T>(vec, token % kPerVec<T>));
   }
   ptx::reconverge(team.zero);
   __syncthreads();
-#pragma unroll
-  for (int w = 0; w < sampling::kWarps; ++w) {
-    mine.word[0] = max(mine.word[0], team.smem().warp_record[w].word[0]);
-  }
-  mine.word[1] = guess;
-  mine.word[3] = static_cast<uint32_t>(token);
-  const Record* const theirs = team.exchange(mine);
-  RowSummary top{0, kMaxKey, 0, static_cast<int>(theirs[0].word[3])};
-  for (int rank = 0; rank < team.ctas; ++rank) {
-    top.best = max(top.best, static_cast<uint32_t>(theirs[rank].word[0]));
-    top.guess = min(top.guess, static_cast<uint32_t>(theirs[rank].word[1]));
-    top.key = max(top.key, static_cast<uint32_t>(theirs[rank].word[2]));
-  }
-  return top;
+  const uint32_t guess = sampling::find_reached(team, false, own, share);
+  const uint32_t best = __reduce_max_sync(0xffffffffu, own);
+  const auto last_word = [](int given, uint32_t reached) {
+    return static_cast<uint64_t>(static_cast<uint32_t>(given)) << 32 | reached;
+  };
+  const auto summary_of = [&](const Records& records, int count) {
+    const auto word = [&](int i) { return records.word[i][min(team.lane, count - 1)]; };
+    return RowSummary{__reduce_max_sync(0xffffffffu, static_cast<uint32_t>(word(0))),
+                      __reduce_min_sync(0xffffffffu, static_cast<uint32_t>(word(2))),
+                      __reduce_max_sync(0xffffffffu, static_cast<uint32_t>(word(1))),
+                      static_cast<int>(records.word[2][0] >> 32)};
+  };
+  const Records& ctas =
+      team.exchange<3>(Record{{best, key, last_word(token, guess)}}, [&](const Records& warps) {
+        const RowSummary top = summary_of(warps, sampling::kWarps);
+        const uint64_t last = last_word(token, top.guess);
+        return team.lane < 8 ? top.best : team.lane < 16 ? uint64_t{top.key} : last;
+      });
+  return summary_of(ctas, team.ctas);
 }
 
 // The sums over a row: its mass, and how many of its values are at or above the guess, and the given token's.
@@ -113,7 +115,7 @@ GVR_DEVICE RowSums sum_row(Team& team, const RowShare<T>& part, const RowSummary
   own.word[1] = __reduce_add_sync(0xffffffffu, above);
   own.word[2] = sampling::warp_sum(mass);
   const WarpSums all = sampling::sum_warps<3>(team, own);
-  sums.survey.place = all.before.word[0];
+  sums.survey.place = all.before(team);
   sums.survey.count = all.all.word[0], sums.rank = all.all.word[1], sums.survey.raw = all.all.word[2];
   return sums;
 }
@@ -165,10 +167,10 @@ __device__ __noinline__ void report_empty(Team team, Results results, const T* r
   }
   ptx::reconverge(team.zero);
   first = __reduce_max_sync(0xffffffffu, first);
-  if (team.lane == 0) team.smem().warp_record[team.warp].word[0] = first;
+  if (team.lane == 0) team.smem().of_warp[team.warp] = first;
   __syncthreads();
   for (int w = 0; w < sampling::kWarps; ++w) {
-    first = max(first, static_cast<uint32_t>(team.smem().warp_record[w].word[0]));
+    first = max(first, static_cast<uint32_t>(team.smem().of_warp[w]));
   }
   const int stand_in = first == 0 ? 0 : static_cast<int>(~first);
   const auto logprob = [&](int token) { return token == stand_in ? 0.0f : -INFINITY; };
@@ -215,7 +217,7 @@ __global__ void __launch_bounds__(kThreads, 3) rank_rows(const __grid_constant__
   __syncthreads();
   const int token = static_cast<int>(smem.word);
   ptx::wait_copies<0>();
-  const float most = sampling::take_row(part, nullptr, vocabulary, team.lane).value;
+  const float most = sampling::take_row<false>(part, nullptr, vocabulary, team.lane).value;
   ptx::reconverge(team.zero);
   __syncthreads();                         // All of this CTA's part is there, and the token has been read.
   if (team.ctas > 1) ptx::cluster_wait();  // All CTAs run, so that there is somewhere to send to.
