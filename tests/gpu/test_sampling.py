@@ -101,7 +101,7 @@ def test_all_kinds_of_rows_in_one_call(width: int, dtype: torch.dtype, seed: int
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize(("groups", "width"), [(4, 8_200), (13, 8_200), (4, 128_256)])
+@pytest.mark.parametrize(("groups", "width"), [(4, 8_200), (13, 8_200), (4, 128_256), (13, 65_536)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "setting",
@@ -113,6 +113,7 @@ def test_all_kinds_of_rows_in_one_call(width: int, dtype: torch.dtype, seed: int
         {"min_p": 0.05, "top_p": 0.9},
         {"top_k": 20, "top_p": 0.8, "min_p": 0.02, "order": "hf"},
         {"top_k": 40, "temperature": 0.7, "order": "temperature_last"},
+        {"top_k": 300, "noise": "murmur"},
         {"top_k": 1000, "top_p": 0.9},
         {"top_k": 128_256, "min_p": 0.3},
         {},

@@ -17,15 +17,13 @@ struct Survey {
   uint64_t steps;   // bits of the steps at which this thread has a candidate
 };
 
-// Counts the tokens with values from `least` on, and adds up the masses that are asked for: those of the
-// filters, beside a sample of the other tokens, if the sample is to span `octaves` above 0.
+// Counts the tokens with values from `least` on, and adds up the masses that are asked for.
 template <typename T>
-GVR_DEVICE Survey survey_row(Team& team, const RowShare<T>& part, float least, float octaves,
+GVR_DEVICE Survey survey_row(Team& team, const RowShare<T>& part, float least, bool wants_masses,
                              const Masses& filters, bool wants_raw, const Masses& raw) {
   Survey survey{};
   Record own{};
-  if (octaves > 0.0f) {
-    count_sample(team, part, filters, octaves, least);
+  if (wants_masses) {
     const MassSums mine = add_masses<true>(part, filters, least, team.lane);
     ptx::reconverge(team.zero);
     survey.steps = mine.steps;
@@ -84,11 +82,7 @@ GVR_DEVICE void send_candidates(const Team& team, const RowShare<T>& part, float
     const uint32_t upto = ptx::inclusive_scan(static_cast<uint32_t>(__popc(bits)));
     uint32_t at = place + upto - __popc(bits);
     place += __shfl_sync(0xffffffffu, upto, 31);
-#pragma unroll
-    for (int e = 0; e < kPerVec<T>; ++e) {
-      if ((bits >> e & 1) == 0) continue;
-      sink.put(at++, ranked(order_key(element<T>(vec, e)), part.token(vector, e)));
-    }
+    part.for_each_bit(bits, vector, [&](float x, int token) { sink.put(at++, ranked(order_key(x), token)); });
   }
 }
 

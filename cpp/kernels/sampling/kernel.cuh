@@ -74,8 +74,7 @@ GVR_DEVICE RowTop top_of(Team& team, uint64_t best, bool nan, int share) {
         const RowTop top = top_of_records(warps, kWarps, team.lane);
         return team.lane < Records::kMost ? top.best : other_word(top.nan, top.guess);
       },
-      sizeof(RowParameters),
-      [&](int rank, uint32_t completes) { send_parameters(team, rank, completes); });
+      sizeof(RowParameters), [&](int rank, uint32_t completes) { send_parameters(team, rank, completes); });
   return top_of_records(ctas, team.ctas, team.lane);
 }
 
@@ -126,9 +125,9 @@ __device__ __noinline__ void take_one(Team team, RowShare<T> part, Row row, int 
 }
 
 // The best of this thread's kept tokens, with noise, as far as no other thread of the CTA has a better one.
-// The tokens lie at `steps`. Hardly any score is computed, because most hashes are too large: mostly the least
-// one of a vector would be so for its largest element.
-template <typename T>
+// The tokens lie at `steps`. Hardly any score is computed, because most hashes are too large: mostly the
+// least one of a vector would be so for its largest element.
+template <bool kFiltered, typename T>
 GVR_DEVICE uint64_t best_noisy(const Team& team, const RowShare<T>& part, const Row& row, const KeptSet& set,
                                uint64_t steps) {
   uint32_t* const shared_best = &team.smem().word;
@@ -136,9 +135,11 @@ GVR_DEVICE uint64_t best_noisy(const Team& team, const RowShare<T>& part, const 
   if (team.thread == 0) *shared_best = 0;
   __syncthreads();
   uint64_t best = 0;
-  part.for_each_vector(steps, team.lane, [&](int j, const uint4& vec) {
-    const uint32_t so_far = ptx::load_shared_element<uint32_t>(ptx::shared_address(shared_best));
-    const NoiseBound bound = row.noise_bound(key_to_float(so_far));
+  uint32_t so_far = 0;
+  NoiseBound bound = row.noise_bound(key_to_float(so_far));
+  const auto visit = [&](int j, const uint4& vec) {
+    const uint32_t now = ptx::load_shared_element<uint32_t>(ptx::shared_address(shared_best));
+    if (now != so_far) so_far = now, bound = row.noise_bound(key_to_float(so_far));
     uint32_t hash[kPerVec<T>], least = ~0u;
 #pragma unroll
     for (int e = 0; e < kPerVec<T>; ++e) {
@@ -154,7 +155,13 @@ GVR_DEVICE uint64_t best_noisy(const Team& team, const RowShare<T>& part, const 
     }
     part.for_each_bit(left, j, [&](float x, int token) { best = max(best, row.noisy(x, token)); });
     if (key_of(best) > so_far) atomicMax(shared_best, key_of(best));
-  });
+  };
+  if constexpr (kFiltered) {
+    part.for_each_vector(steps, team.lane, visit);
+  } else {
+#pragma unroll 1
+    for (int j = team.lane; j < part.vectors; j += 32) visit(j, part.load(j));
+  }
   return best;
 }
 
@@ -195,7 +202,7 @@ GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& ro
                   sums.all.word[2]};
   Found& found = outcome.found;
   if (p.gumbel) {
-    const uint64_t best = team_max(team, best_noisy(team, part, row, set, border.steps));
+    const uint64_t best = team_max(team, best_noisy<kFiltered>(team, part, row, set, border.steps));
     const int in_cta = token_of(best) / kPerVec<T> - team.rank * kWarps * part.vectors;
     found.here = team.thread == 0 && in_cta >= 0 && in_cta < kWarps * part.vectors;
     found.token = token_of(best);
@@ -204,7 +211,7 @@ GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& ro
     }
     ptx::reconverge(team.zero);
   } else {
-    found = find_token(team, part, sums, draw_target(row.own.uniform, outcome.mass), kept_mass);
+    found = find_token(team, part, sums, draw_target(parameters_of(team).uniform, outcome.mass), kept_mass);
   }
   outcome.last = ranked(order_key(set.least), p.vocabulary - 1);
   if (p.limits != nullptr && kFiltered) {
@@ -242,11 +249,10 @@ template <typename T>
 __device__ __noinline__ void sample_from_row(Team team, RowShare<T> part, Row row, uint32_t top,
                                              uint32_t guess, Mass mass) {
   const Filters<T> filters{team, part, row, top, guess, mass};
-  Border border = every_element(part, team.lane);
+  Border border{-INFINITY};
   const Prefix prefix = filters.kept(border);
   const float least = key_to_float(prefix.key);
-  const bool knows_border = border.low > -INFINITY && border.low <= least;
-  if (!knows_border) border = border_from(team, part, least);
+  if (!(border.low > -INFINITY && border.low <= least)) border = border_from(team, part, least);
   const KeptSet set = set_of(team, part, prefix, border);
   draw_from_row<true>(team, part, row, set, border, filters.masses().scale == row.own.scale);
 }
@@ -275,7 +281,8 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
   if (team.thread == 0) given = read_parameters(p, row);
   part.fetch(scores, reinterpret_cast<uintptr_t>(scores) % 16 == 0, p.vocabulary, team.lane);
   if (team.thread == 0) {
-    smem.read = given.complete();
+    given.complete(given.row);
+    smem.read = given.row;
     team.init_barriers();
   }
 #pragma unroll
@@ -313,14 +320,13 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
   }
   const Filters<T> filters{team, part, about, key_of(top.best), top.guess, Mass{}};
   if (!filters.any()) {
-    const Prefix all = filters.everything();
-    draw_from_row<false>(team, part, about, KeptSet{key_to_float(all.key), 0xffffffffu},
-                         every_element(part, team.lane), true);
+    const KeptSet all{key_to_float(filters.everything().key), 0xffffffffu};
+    draw_from_row<false>(team, part, about, all, Border{}, true);
     return;
   }
   uint32_t least = filters.least_expected();
   const auto survey_from = [&](uint32_t key) {
-    return survey_row(team, part, key_to_float(key), filters.sampled_octaves(), filters.masses(),
+    return survey_row(team, part, key_to_float(key), filters.counts_all(), filters.masses(),
                       about.wants_raw(), about.raw_masses());
   };
   // More tokens than k reach the guess. Of a large k they are too many, so the search comes first.

@@ -26,17 +26,17 @@ GVR_DEVICE T parameter_of(const RowParameter<T>& parameter, int64_t at) {
   return parameter.each != nullptr ? parameter.each[at] : parameter.all;
 }
 
-// The parameters of a row as they are given. What follows from them is computed when they have arrived.
+// What is read of a row's parameters, from which the others follow.
 struct GivenParameters {
   RowParameters row;
   int64_t seed, position;
 
-  GVR_DEVICE RowParameters complete() const {
-    RowParameters own = row;
+  // Computes the others, which greedy rows do not need. One thread does it, while the row is on its way.
+  GVR_DEVICE void complete(RowParameters& own) const {
+    if (is_greedy(own.temperature)) return;
     own.hash = hash_prefix(seed, position);
     own.uniform = uniform64(own.hash);
     own.scale = mass_scale(own.temperature);
-    return own;
   }
 };
 
@@ -73,7 +73,7 @@ GVR_DEVICE void send_parameters(const Team& team, int rank, uint32_t completes) 
 }
 
 // The parameters that the first CTA has sent, behind their exchange.
-GVR_DEVICE const RowParameters& parameters_of(const Team& team) {
+GVR_DEVICE RowParameters& parameters_of(const Team& team) {
   return team.ctas == 1 ? team.smem().read : team.smem().parameters;
 }
 
@@ -141,9 +141,7 @@ struct Row {
     const float score = gumbel_score(isinf(x) ? 0.0f : x, own.temperature, hash32(own.hash, token));
     return ranked(order_key(score), token);
   }
-  GVR_DEVICE NoiseBound noise_bound(float best) const {
-    return NoiseBound(best, own.scale);
-  }
+  GVR_DEVICE NoiseBound noise_bound(float best) const { return NoiseBound(best, own.scale); }
   GVR_DEVICE void write_kept(uint64_t at, int token, float x, float temperature, float log_total) const {
     if (at >= static_cast<uint64_t>(p.kept_columns)) return;
     p.kept[number * p.kept_stride + at] = token;
@@ -159,11 +157,11 @@ struct Mass {
   uint32_t least;
 };
 
-// The prefixes that the filters of a row keep.
-template <typename T>
+// The prefixes that the filters of a row keep. `Part` is what a CTA holds of it.
+template <typename T, typename Part = RowShare<T>>
 struct Filters {
   Team& team;
-  const RowShare<T>& part;
+  const Part& part;
   const Row& row;
   uint32_t top, guess;
   Mass mass;  // known where `counts_all`
@@ -190,9 +188,6 @@ struct Filters {
   GVR_DEVICE float octaves() const {
     return log2f(static_cast<float>(row.p.vocabulary)) - log2f(1.0f - fmaxf(own().top_p, 0.0f));
   }
-
-  // How many octaves a sample of the row spans for top-p: little mass lies behind them. 0: none is wanted.
-  GVR_DEVICE float sampled_octaves() const { return counts_all() ? octaves() + 4.0f : 0.0f; }
 
   // A key below which the filters are expected, or known, to keep nothing.
   GVR_DEVICE uint32_t least_expected() const {
@@ -226,7 +221,7 @@ struct Filters {
     const uint64_t k = own().top_k;
     uint64_t target;
     const uint32_t floor = everything().key;
-    const Cut cut = find_cut(
+    const Cut cut = find_cut<T>(
         team, part, floor, Span{guess, top}, top, 0, Ones{}, [&](uint64_t) { return k; }, false, target,
         border, enough);
     if (cut.key < floor) return everything();  // There are fewer candidates.
@@ -236,12 +231,12 @@ struct Filters {
 
   // The keys between which top-p is expected to cut.
   GVR_DEVICE Span expected(const Masses& measure) const {
-    // A search for top-k has overwritten the sample.
     if (!counts_all() || has_top_k()) return Span{order_key(row.max - octaves() / measure.scale), top};
     const uint64_t target = top_p_mass(own().top_p, mass.all);
     if (target <= mass.listed) return Span{mass.least, top};
     const float share = static_cast<float>(target - mass.listed) / static_cast<float>(mass.all - mass.listed);
-    const Interval interval = expect_boundary(team, measure, sampled_octaves(), share);
+    const Interval interval =
+        expect_boundary(team, part, measure, octaves() + 4.0f, key_to_float(mass.least), share);
     return Span{order_key(interval.low), order_key(interval.high)};
   }
 
@@ -260,8 +255,8 @@ struct Filters {
     if (some && of.key == top) {
       target = target_of(extra);
     } else {
-      cut = find_cut(team, part, of.key + some, expected(measure), top, extra, measure, target_of,
-                     !counts_all(), target, border);
+      cut = find_cut<T>(team, part, of.key + some, expected(measure), top, extra, measure, target_of,
+                        !counts_all(), target, border);
       if (cut.ends_with_one) return Prefix{cut.key, kAllEqual};
     }
     if (cut.key < of.key) cut.key = of.key;

@@ -133,6 +133,7 @@ GVR_DEVICE uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& tot
   uint64_t before = warp_prefix(value, team.lane);
   __syncthreads();  // Everybody has read the sums of the last time.
   if (team.lane == 31) team.smem().of_warp[team.warp] = before;
+  ptx::reconverge(team.zero);
   __syncthreads();
   const Prefix8 warps = Prefix8::of(team.smem().of_warp, kWarps, team.lane);
   total = warps.all();
@@ -142,7 +143,7 @@ GVR_DEVICE uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& tot
 // Masses of one thread's elements, and those from a limit on: their mass, how many there are, and at which
 // steps.
 struct MassSums {
-  uint64_t all, listed, steps;
+  uint64_t all, listed, steps, inside;
   uint32_t count;
 };
 
@@ -196,14 +197,17 @@ GVR_DEVICE uint64_t add_all_masses(const RowShare<T>& part, const Masses& masses
   return add_masses<false>(part, masses, INFINITY, lane).all;
 }
 
-// Adds up the masses of this thread's elements from `least` on, which are many and lie at `steps`. The steps
-// of the sums are those at which there are others from `low` on.
+// Adds up the masses of this thread's elements from `least` on. The steps of the sums are those at which
+// there are elements from `low` on; those `inside` have one below `least`.
 template <bool kParts, typename T>
-GVR_DEVICE MassSums add_masses_at(const RowShare<T>& part, const Masses& masses, float low, float least,
-                                  uint64_t steps, int lane) {
+GVR_DEVICE MassSums add_masses_from(const RowShare<T>& part, const Masses& masses, float low, float least,
+                                    int lane) {
   MassSums sums{};
   MassParts parts;
-  part.for_each_vector(steps, lane, [&](int j, const uint4& vec) {
+#pragma unroll 1
+  for (int j = lane; j < part.vectors; j += 32) {
+    const uint4 vec = ptx::load_shared(part.address + 16 * j);
+    if (!(largest<T>(vec) >= low)) continue;
     bool others = false;
 #pragma unroll
     for (int e = 0; e < kPerVec<T>; ++e) {
@@ -216,9 +220,10 @@ GVR_DEVICE MassSums add_masses_at(const RowShare<T>& part, const Masses& masses,
         sums.listed += masses(here ? x : -INFINITY);
       }
     }
-    sums.steps |= static_cast<uint64_t>(others) << (j / 32);
-  });
-  if constexpr (kParts) sums.listed = parts.sum(kPerVec<T> * __popcll(static_cast<long long>(steps)));
+    sums.steps |= uint64_t{1} << (j / 32);
+    sums.inside |= static_cast<uint64_t>(others) << (j / 32);
+  }
+  if constexpr (kParts) sums.listed = parts.sum(kPerVec<T> * __popcll(static_cast<long long>(sums.steps)));
   return sums;
 }
 
@@ -248,48 +253,54 @@ struct RowBins {
   uint64_t other;  // the sum of what the threads have beside bins
 };
 
-// Sums the elements of a span by bins over all CTAs. They lie at `steps`. Keys are those without the bits
-// that keys of T have in common. `other` is a number of this thread.
-template <typename T, typename Measure>
-GVR_DEVICE RowBins sum_bins(Team& team, const RowShare<T>& part, uint64_t steps, Span span,
-                            const Measure& measure, uint64_t other) {
+// Sums by bins over all CTAs. `visit` calls add(bin, value) with values of `kLimbs` digits. If `sums_other`,
+// `other` is a number of this thread, to be summed beside bins.
+template <int kLimbs, typename Visit>
+GVR_DEVICE RowBins count_bins(Team& team, bool sums_other, uint64_t other, Visit visit) {
   SampleShared& smem = team.smem();
-  const float low = key_to_float(whole_key<T>(span.low)), high = value_of_end<T>(span.high);
-  const int shift = span.shift();
-  part.for_each(
-      steps, team.lane, [&](float x, int) { return x >= low && x <= high; },
-      [&](float x, int) {
-        const uint64_t value = measure(x);
-        const uint32_t bin = (span.high - (order_key(x) >> kInvariantBits<T>)) >> shift;
+  visit([&](uint32_t bin, uint64_t value) {
 #pragma unroll
-        for (int i = 0; i < Measure::kLimbs; ++i) {
-          const uint32_t digit = static_cast<uint32_t>(value >> (i * kLimbBits)) & ((1u << kLimbBits) - 1);
-          ptx::add_shared(smem.limbs[i][min(bin, kBins - 1u)], digit, team.zero);
-        }
-      });
+    for (int i = 0; i < kLimbs; ++i) {
+      const uint32_t digit = static_cast<uint32_t>(value >> (i * kLimbBits)) & ((1u << kLimbBits) - 1);
+      ptx::add_shared(smem.limbs[i][min(bin, kBins - 1u)], digit, team.zero);
+    }
+  });
   ptx::reconverge(team.zero);
-  if (Measure::kLimbs > 1) {
+  if (sums_other) {
     other = warp_sum(other);
     if (team.lane == 0) smem.warps[team.turn & 1].word[0][team.warp] = other;
   }
   __syncthreads();
   uint64_t own = 0;
 #pragma unroll
-  for (int i = Measure::kLimbs - 1; i >= 0; --i) {
+  for (int i = kLimbs - 1; i >= 0; --i) {
     own = (own << kLimbBits) + smem.limbs[i][team.thread];
     smem.limbs[i][team.thread] = 0;
   }
   uint64_t* const bins = smem.bins[team.bins_turn++ & 1];
   bins[team.thread] = own;
-  if (Measure::kLimbs > 1 && team.thread == 0) {
+  if (sums_other && team.thread == 0) {
     uint64_t sum = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) sum += smem.warps[team.turn & 1].word[0][w];
     bins[kBins] = sum;
   }
   team.sync();  // All bins are there.
-  return RowBins{sum_of_ranks(team, bins[team.thread]),
-                 Measure::kLimbs > 1 ? sum_of_ranks(team, bins[kBins]) : 0};
+  return RowBins{sum_of_ranks(team, bins[team.thread]), sums_other ? sum_of_ranks(team, bins[kBins]) : 0};
+}
+
+// Sums the elements of a span, which lie at `steps` of each CTA's part. Keys are those without the bits that
+// keys of T have in common.
+template <typename T, typename Part, typename Measure>
+GVR_DEVICE RowBins sum_bins(Team& team, const Part& part, uint64_t steps, Span span, const Measure& measure,
+                            bool sums_other, uint64_t other) {
+  const float low = key_to_float(whole_key<T>(span.low)), high = value_of_end<T>(span.high);
+  const int shift = span.shift();
+  return count_bins<Measure::kLimbs>(team, sums_other, other, [&](const auto& add) {
+    part.for_each(
+        steps, team.lane, [&](float x, int) { return x >= low && x <= high; },
+        [&](float x, int) { add((span.high - (order_key(x) >> kInvariantBits<T>)) >> shift, measure(x)); });
+  });
 }
 
 // The first bin at which the sum of bins reaches a target, and what that bin holds. Targets are above 0.
@@ -311,38 +322,29 @@ struct BinSearch {
   }
 };
 
-// Counts a sample of this CTA's elements below `least`, one vector in eight of each thread, by their distance
-// from the largest: all bins together are `octaves` of mass.
-template <typename T>
-GVR_DEVICE void count_sample(const Team& team, const RowShare<T>& part, const Masses& masses, float octaves,
-                             float least) {
-  const float bins = kBins / octaves * masses.scale;
-#pragma unroll 1
-  for (int step = team.lane % 8; step < part.vectors / 32 + 8; step += 8) {
-    const uint4 vec = part.load(32 * step + team.lane);
-#pragma unroll
-    for (int e = 0; e < kPerVec<T>; ++e) {
-      const float x = element<T>(vec, e), bin = (masses.max - x) * bins;
-      if (x >= least || !(bin < kBins)) continue;
-      ptx::add_shared(team.smem().limbs[0][static_cast<uint32_t>(fmaxf(bin, 0.0f))], 1, team.zero);
-    }
-  }
-  ptx::reconverge(team.zero);
-  __syncthreads();
-  team.smem().bins[team.bins_turn & 1][team.thread] = team.smem().limbs[0][team.thread];
-  team.smem().limbs[0][team.thread] = 0;
-}
-
 // The values between which `share` of the mass of the sampled elements ends, with high probability.
 struct Interval {
   float low, high;
 };
 
-// Takes the sample that all CTAs have counted ahead of the last exchange.
-GVR_DEVICE Interval expect_boundary(Team& team, const Masses& masses, float octaves, float share) {
+// Takes a sample of the elements below `least`, one vector in eight of each thread, by their distance from
+// the largest: all bins together are `octaves` of mass.
+template <typename T>
+GVR_DEVICE Interval expect_boundary(Team& team, const RowShare<T>& part, const Masses& masses, float octaves,
+                                    float least, float share) {
   SampleShared& smem = team.smem();
-  team.sync();  // All counts are there.
-  const uint64_t count = sum_of_ranks(team, smem.bins[team.bins_turn++ & 1][team.thread]);
+  const float bins = kBins / octaves * masses.scale;
+  const uint64_t count = count_bins<1>(team, false, 0, [&](const auto& add) {
+#pragma unroll 1
+                           for (int step = team.lane % 8; step < part.vectors / 32 + 8; step += 8) {
+                             const uint4 vec = part.load(32 * step + team.lane);
+#pragma unroll
+                             for (int e = 0; e < kPerVec<T>; ++e) {
+                               const float x = element<T>(vec, e), bin = (masses.max - x) * bins;
+                               if (x < least && bin < kBins) add(static_cast<uint32_t>(fmaxf(bin, 0.0f)), 1);
+                             }
+                           }
+                         }).bin;
   const float width = octaves / kBins, weight = exp2f(-width * (team.thread + 0.5f));
   const float mass = static_cast<float>(count) * weight, upto = warp_prefix(mass, team.lane);
   const float squares = warp_sum(mass * weight), lower = __shfl_up_sync(0xffffffffu, upto, 1);
@@ -402,13 +404,8 @@ struct Border {
 };
 
 // All of a thread's elements from `low` on.
-template <typename T>
-GVR_DEVICE Border every_element(const RowShare<T>& part, int lane) {
-  const uint64_t steps = part.every_step(lane);
-  return Border{-INFINITY, INFINITY, steps, steps, 0, 0};
-}
-template <typename T>
-GVR_DEVICE Border border_from(const Team& team, const RowShare<T>& part, float low) {
+template <typename Part>
+GVR_DEVICE Border border_from(const Team& team, const Part& part, float low) {
   const uint64_t steps = part.steps_from(low, team.lane);
   return Border{low, INFINITY, steps, steps, 0, 0};
 }
@@ -418,8 +415,8 @@ GVR_DEVICE Border border_from(const Team& team, const RowShare<T>& part, float l
 // wherever it is. If it lies in `extra`, the key is `floor` - 1. If `sums_all` is false, `target_of` does not
 // need the whole sum. Otherwise `expected` ends with `top`. The search ends with any key behind the boundary
 // whose sum is at most `enough`.
-template <typename T, typename Measure, typename TargetOf>
-GVR_DEVICE Cut find_cut(Team& team, const RowShare<T>& part, uint32_t floor, Span expected, uint32_t top,
+template <typename T, typename Part, typename Measure, typename TargetOf>
+GVR_DEVICE Cut find_cut(Team& team, const Part& part, uint32_t floor, Span expected, uint32_t top,
                         uint64_t extra, const Measure& measure, const TargetOf& target_of, bool sums_all,
                         uint64_t& target, Border& border, uint64_t enough = 0) {
   const uint32_t first = least_narrow<T>(floor), last = top >> kInvariantBits<T>;
@@ -427,22 +424,23 @@ GVR_DEVICE Cut find_cut(Team& team, const RowShare<T>& part, uint32_t floor, Spa
   const auto value = [](uint32_t key) { return key_to_float(whole_key<T>(key)); };
   Span span{min(narrow(expected.low), narrow(expected.high)), narrow(expected.high)};
   const float low = value(sums_all ? first : span.low);
-  border = border_from(team, part, low);
+  const bool adds = Measure::kLimbs > 1 && (sums_all || span.high < last);
+  if (!adds) border = border_from(team, part, low);
   uint64_t steps = border.steps;
   if constexpr (Measure::kLimbs > 1) {
-    if (sums_all || span.high < last) {
+    if (adds) {
       const float least = sums_all ? low : value(span.high + 1);
       const MassSums sums = measure.has_parts()
-                                ? add_masses_at<true>(part, measure, low, least, steps, team.lane)
-                                : add_masses_at<false>(part, measure, low, least, steps, team.lane);
-      border.above = sums.listed, border.count = sums.count;
-      if (!sums_all) steps = sums.steps;
+                                ? add_masses_from<true>(part, measure, low, least, team.lane)
+                                : add_masses_from<false>(part, measure, low, least, team.lane);
+      border = Border{low, INFINITY, sums.steps, sums.steps, sums.listed, sums.count};
+      steps = sums_all ? sums.steps : sums.inside;
     }
   }
   Cut cut{floor - 1, 0, 0, false};
 #pragma unroll 1
   for (bool is_first = true;; is_first = false) {
-    const RowBins sums = sum_bins(team, part, steps, span, measure, is_first ? border.above : 0);
+    const RowBins sums = sum_bins<T>(team, part, steps, span, measure, adds && is_first, border.above);
     const BinSearch search(team, sums.bin);
     if (is_first) {
       target = target_of(sums.other + extra);

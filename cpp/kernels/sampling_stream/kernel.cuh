@@ -35,17 +35,34 @@ template <typename T>
 using Stream = PartStream<T, kWarps, 16 / sizeof(T)>;
 constexpr int kRingBytes = kWarps * Stream<float>::Ring::kBytes;
 static_assert(kRingBytes >= kSampleLeastPart);  // Candidates are sorted where the rings were.
-constexpr int kListChunks = 64;
+constexpr int kListChunks = 96;
 // Tokens for which there is room at least, also where min-p alone says how many are kept.
 constexpr int kLikelyKept = 32;
 
-// The tokens that a CTA lists, as `ranked` numbers. The rings follow SampleShared, and this follows them.
+// The tokens that a CTA lists, as `ranked` numbers, up to three times as many as one CTA sorts. The rings
+// follow SampleShared, and this follows them.
 struct ListShared {
   uint64_t items[kListChunks * kChunk];
   uint8_t chunks[kWarps][kListChunks];
   uint32_t chunks_used;
 };
 using TokenList = ChunkedStore<uint64_t, kWarps>;
+static_assert(kListChunks * kChunk == 3 * kMaxCandidates);
+
+// What a CTA has listed, in place of its part of a row (see RowShare).
+struct ListedPart {
+  const TokenList& list;
+
+  GVR_DEVICE uint64_t steps_from(float, int) const { return 1; }
+  template <typename Holds, typename Visit>
+  GVR_DEVICE void for_each(uint64_t, int lane, Holds holds, Visit visit) const {
+    list.for_each(lane, 0, 0, [&](uint64_t item) {
+      const float x = sampling::value_of(item);
+      const int token = sampling::token_of(item);
+      if (item != 0 && holds(x, token)) visit(x, token);
+    });
+  }
+};
 constexpr int kSharedBytes = kSampleFixedBytes + kRingBytes + static_cast<int>(sizeof(ListShared));
 
 // A sample of a row: one vector in 32 or a greater share, at hashed positions, four neighbouring ones for
@@ -81,7 +98,7 @@ struct VectorSample {
 
   // How many threads are to reach a value that more than k tokens reach, and not many more.
   GVR_DEVICE int share_of(int k) const {
-    const int tokens = k + k / 4 + 300;
+    const int tokens = k + k / (k > kThreads ? 2 : 4) + 300;
     return min(max(tokens * each * kThreads / vectors, 2), kThreads / 2);
   }
 };
@@ -91,8 +108,9 @@ template <typename T>
 GVR_DEVICE bool is_streamed(const sampling::Filters<T>& filters, bool one) {
   const RowParameters& own = filters.own();
   if (own.skipped) return false;
-  return one ||
-         (!filters.counts_all() && (filters.has_top_k() ? own.top_k <= kMaxStreamedK : own.min_p > 0.0f));
+  return one || (!filters.counts_all() &&
+                 (filters.has_top_k() ? sampling::streams_top_k(own.top_k, filters.row.p.vocabulary)
+                                      : own.min_p > 0.0f));
 }
 
 // Whether a list of the tokens from the key `least` on surely holds what the filters keep.
@@ -109,17 +127,19 @@ struct Listed {
 };
 
 // Adds up what each warp says of its list, and each CTA of its guess: the row may have changed between them.
-// A list that is not complete counts as too long.
+// A list that is not complete counts as longer than any.
+constexpr uint32_t kNotComplete = 1u << 28;
 GVR_DEVICE Listed add_lists(Team& team, int count, bool whole, uint64_t best, uint32_t least) {
   ptx::reconverge(team.zero);
   whole = __all_sync(0xffffffffu, whole);
   const auto listed_by = [&](const Records& records, int records_count, int at) {
     const Prefix8 counts = Prefix8::of(records.word[0], records_count, team.lane);
-    return Listed{counts.before(at), counts.all(), sampling::max_of(records.word[1], records_count, team.lane),
+    return Listed{counts.before(at), counts.all(),
+                  sampling::max_of(records.word[1], records_count, team.lane),
                   static_cast<uint32_t>(sampling::max_of(records.word[2], records_count, team.lane))};
   };
   const Records& of_warps = team.smem().warps[team.turn & 1];
-  const Record own{{whole ? count : kMaxCandidates + 1u, sampling::warp_max(best), least}};
+  const Record own{{whole ? count : kNotComplete, sampling::warp_max(best), least}};
   const Records& of_ctas = team.exchange<3>(own, [&](const Records& warps) {
     const Listed here = listed_by(warps, kWarps, 0);
     return team.lane < 8 ? here.count : team.lane < 16 ? here.best : here.least;
@@ -127,6 +147,19 @@ GVR_DEVICE Listed add_lists(Team& team, int count, bool whole, uint64_t best, ui
   Listed listed = listed_by(of_ctas, team.ctas, team.rank);
   listed.before += Prefix8::of(of_warps.word[0], kWarps, team.lane).before(team.warp);
   return listed;
+}
+
+// Finds a key from which on lists that are too long for one CTA hold the first k, and few others if possible.
+template <typename T>
+GVR_DEVICE uint32_t shorten_lists(Team& team, const TokenList& list, const Row& row, const Listed& listed) {
+#pragma unroll
+  for (auto& limbs : team.smem().limbs) limbs[team.thread] = 0;
+  __syncthreads();
+  const ListedPart part{list};
+  sampling::Border border;
+  const uint32_t top = sampling::key_of(listed.best);
+  const sampling::Filters<T, ListedPart> filters{team, part, row, top, listed.least, {}};
+  return filters.by_top_k(border, kMaxCandidates).key;
 }
 
 // Reports the best token of a row, from its candidates.
@@ -155,8 +188,10 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   const Stream<T> stream(row, rings, team.warp, team.lane, team.rank, __ffs(team.ctas) - 1);
   const VectorSample<T> sample(row.data, p.vocabulary);  // Behind a full ring its loads would wait.
   if (p.one_kind) stream.start();
+  sampling::GivenParameters given{};
   if (team.thread == 0) {
-    smem.read = sampling::read_parameters(p, number).complete();
+    given = sampling::read_parameters(p, number);
+    smem.read = given.row;
     lists.chunks_used = kWarps * TokenList::initial_chunks(kListChunks);
     team.init_barriers();
   }
@@ -188,6 +223,8 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   constexpr int kMostOfGroups = sampling::kGroups / 5;
   const uint32_t guess = sampling::reached_by(team, sample.greatest(), share <= kMostOfGroups, share);
   const uint32_t least = min(max(guess, kLeastFiniteKey), kPosInfKey);
+  if (team.thread == 0) given.complete(sampling::parameters_of(team));
+  ptx::reconverge(team.zero);
 
   // List.
   TokenList list(lists.items, lists.chunks[team.warp], kListChunks, team.warp);
@@ -206,10 +243,19 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
       list.store[at] = item;
     });
   });
-  const Listed listed = add_lists(team, list.count, whole && !list.full, best, least);
+  Listed listed = add_lists(team, list.count, whole && !list.full, best, least);
 
   const Row about = row_with(sampling::value_of(listed.best));
   const sampling::Filters<T> filters{team, unheld, about, sampling::key_of(listed.best), 0, 0};
+  uint32_t from = 1;  // What is sent, and counted, are the items with keys from here on.
+  const auto takes = [&](uint64_t item) { return sampling::key_of(item) >= from; };
+  if (!one && filters.has_top_k() && listed.count > kMaxCandidates && listed.count < kNotComplete) {
+    from = shorten_lists<T>(team, list, about, listed);
+    uint32_t count = 0;
+    list.for_each(team.lane, 0, 0, [&](uint64_t item) { count += takes(item); });
+    ptx::reconverge(team.zero);
+    listed = add_lists(team, __reduce_add_sync(0xffffffffu, count), true, listed.best, from);
+  }
   sampling::Survey survey{};
   survey.count = listed.count;
   const bool holds_kept = one ? listed.count <= kMaxCandidates : holds(filters, survey, listed.least);
@@ -222,10 +268,13 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   ptx::reconverge(team.zero);
   if (sends) {
     const sampling::CandidateSink sink(team);
-    uint32_t place = static_cast<uint32_t>(listed.before) + team.lane;
+    uint32_t place = static_cast<uint32_t>(listed.before);
     list.for_each(team.lane, 0, 0, [&](uint64_t item) {
-      if (item != 0) sink.put(place, item);
-      place += 32;
+      const bool is_sent = takes(item);
+      ptx::reconverge(team.zero);
+      const LaneRank rank = rank_lanes(is_sent, team.lane);
+      if (is_sent) sink.put(place + rank.before, item);
+      place += rank.all;
     });
   }
   if (team.rank > 0) return;

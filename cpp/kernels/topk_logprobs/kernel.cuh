@@ -126,7 +126,7 @@ template <typename T>
 __device__ __noinline__ uint32_t send_exactly(Team team, RowShare<T> part, RowSummary top, int n) {
   uint64_t target;
   sampling::Border border;
-  const sampling::Cut cut = sampling::find_cut(
+  const sampling::Cut cut = sampling::find_cut<T>(
       team, part, kNegInfKey, sampling::Span{top.guess, top.best}, top.best, 0, sampling::Ones{},
       [&](uint64_t) { return static_cast<uint64_t>(n); }, false, target, border);
   const KeptSet set = sampling::set_through(team, part, key_to_float(cut.key), border.steps,
