@@ -53,11 +53,10 @@ GVR_DEVICE RowTop top_of_records(const Records& records, int count, int lane) {
 // Finds the largest value of the row, and hands out what the first CTA has read as its parameters. If `share`
 // is not 0, the guess is a key that so many threads, or groups of four, of each CTA reach.
 GVR_DEVICE RowTop top_of(Team& team, uint64_t best, bool nan, int share) {
-  constexpr int kMostOfGroups = kGroups / 3;
   uint32_t reached = 0;
   ptx::reconverge(team.zero);
   if (share > 0) {
-    const bool by_group = share <= kMostOfGroups;
+    const bool by_group = share <= kGroups / 3;
     const uint32_t own = put_maximum(team, key_of(best), by_group);
     ptx::reconverge(team.zero);
     __syncthreads();
@@ -277,12 +276,12 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
   const bool writer = team.rank == 0 && team.thread == 0;
   const T* const scores = static_cast<const T*>(p.logits) + row * p.logits_stride;
   const RowShare<T> part(p, team);
-  GivenParameters given{};
+  RowParameters given{};
   if (team.thread == 0) given = read_parameters(p, row);
   part.fetch(scores, reinterpret_cast<uintptr_t>(scores) % 16 == 0, p.vocabulary, team.lane);
   if (team.thread == 0) {
-    given.complete(given.row);
-    smem.read = given.row;
+    complete(given);  // while the row is on its way
+    smem.read = given;
     team.init_barriers();
   }
 #pragma unroll

@@ -26,29 +26,14 @@ GVR_DEVICE T parameter_of(const RowParameter<T>& parameter, int64_t at) {
   return parameter.each != nullptr ? parameter.each[at] : parameter.all;
 }
 
-// What is read of a row's parameters, from which the others follow.
-struct GivenParameters {
-  RowParameters row;
-  int64_t seed, position;
-
-  // Computes the others, which greedy rows do not need. One thread does it, while the row is on its way.
-  GVR_DEVICE void complete(RowParameters& own) const {
-    if (is_greedy(own.temperature)) return;
-    own.hash = hash_prefix(seed, position);
-    own.uniform = uniform64(own.hash);
-    own.scale = mass_scale(own.temperature);
-  }
-};
-
-GVR_DEVICE GivenParameters read_parameters(const SampleParams& p, int row) {
+GVR_DEVICE RowParameters read_parameters(const SampleParams& p, int row) {
   int64_t slot = p.row_slot.data != nullptr ? read_id(p.row_slot, row) : row;
   ptx::keep(slot);  // what is checked is what is used
-  GivenParameters given{};
-  RowParameters& own = given.row;
+  RowParameters own{};
   own.skipped = p.row_slot.data != nullptr && (slot < 0 || slot >= p.num_slots);
-  if (own.skipped) return given;
-  given.seed = parameter_of(p.seed, slot);
-  given.position = parameter_of(p.position, row);
+  if (own.skipped) return own;
+  own.uniform = static_cast<uint64_t>(parameter_of(p.seed, slot));
+  own.hash = static_cast<uint32_t>(parameter_of(p.position, row));
   own.temperature = parameter_of(p.temperature, slot);
   own.top_p = parameter_of(p.top_p, slot);
   own.min_p = parameter_of(p.min_p, slot);
@@ -56,7 +41,15 @@ GVR_DEVICE GivenParameters read_parameters(const SampleParams& p, int row) {
   own.allow_row = p.allow == nullptr ? -1 : p.allow_row != nullptr ? p.allow_row[row] : row;
   ptx::keep(own.allow_row);
   if (own.allow_row >= p.allow_rows) own.allow_row = -1;
-  return given;
+  return own;
+}
+
+// Computes what follows from the parameters that have been read. Greedy rows do not need it.
+GVR_DEVICE void complete(RowParameters& own) {
+  if (is_greedy(own.temperature)) return;
+  own.hash = hash_prefix(static_cast<int64_t>(own.uniform), own.hash);
+  own.uniform = uniform64(own.hash);
+  own.scale = mass_scale(own.temperature);
 }
 
 // Starts to send what the first CTA has read as the row's parameters to one CTA. A thread of each CTA calls
@@ -73,7 +66,7 @@ GVR_DEVICE void send_parameters(const Team& team, int rank, uint32_t completes) 
 }
 
 // The parameters that the first CTA has sent, behind their exchange.
-GVR_DEVICE RowParameters& parameters_of(const Team& team) {
+GVR_DEVICE const RowParameters& parameters_of(const Team& team) {
   return team.ctas == 1 ? team.smem().read : team.smem().parameters;
 }
 

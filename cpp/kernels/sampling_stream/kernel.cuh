@@ -1,12 +1,13 @@
-// Samples rows of which few tokens can be chosen: greedy rows, and those with a small top-k or min-p. Such a
-// row streams once through shared memory and is not held, so that many rows keep the memory busy.
+// Samples rows of which few tokens can be chosen: greedy rows, and those with top-k or min-p. Such a row
+// streams once through shared memory and is not held, so that many rows keep the memory busy.
 //
 // Grid: one CTA for each row, or a cluster of two, of 256 threads each.
 //
 // Phases:
 // - guess: the largest of some thousand scattered elements say which value more tokens reach than are needed,
 //   and few others;
-// - list: each warp streams its part of the row and keeps the tokens from that value on, in ascending order;
+// - list: each warp streams its part of the row and keeps the tokens from that value on, in ascending order.
+//   Of more tokens than one CTA sorts, those from a greater value on stay, found by sums over bins of keys;
 // - draw: the first CTA gets the tokens of all, sorts them and draws (sampling/row.cuh).
 //
 // Rows of other kinds, and rows whose list does not hold what the filters keep, are left to the kernel that
@@ -35,11 +36,11 @@ template <typename T>
 using Stream = PartStream<T, kWarps, 16 / sizeof(T)>;
 constexpr int kRingBytes = kWarps * Stream<float>::Ring::kBytes;
 static_assert(kRingBytes >= kSampleLeastPart);  // Candidates are sorted where the rings were.
-constexpr int kListChunks = 96;
+constexpr int kListChunks = 88;
 // Tokens for which there is room at least, also where min-p alone says how many are kept.
 constexpr int kLikelyKept = 32;
 
-// The tokens that a CTA lists, as `ranked` numbers, up to three times as many as one CTA sorts. The rings
+// The tokens that a CTA lists, as `ranked` numbers, more than twice as many as one CTA sorts. The rings
 // follow SampleShared, and this follows them.
 struct ListShared {
   uint64_t items[kListChunks * kChunk];
@@ -47,7 +48,6 @@ struct ListShared {
   uint32_t chunks_used;
 };
 using TokenList = ChunkedStore<uint64_t, kWarps>;
-static_assert(kListChunks * kChunk == 3 * kMaxCandidates);
 
 // What a CTA has listed, in place of its part of a row (see RowShare).
 struct ListedPart {
@@ -108,9 +108,10 @@ template <typename T>
 GVR_DEVICE bool is_streamed(const sampling::Filters<T>& filters, bool one) {
   const RowParameters& own = filters.own();
   if (own.skipped) return false;
-  return one || (!filters.counts_all() &&
-                 (filters.has_top_k() ? sampling::streams_top_k(own.top_k, filters.row.p.vocabulary)
-                                      : own.min_p > 0.0f));
+  return one ||
+         (!filters.counts_all() &&
+          (filters.has_top_k() ? sampling::streams_top_k(own.top_k, filters.row.p.vocabulary, sizeof(T))
+                               : own.min_p > 0.0f));
 }
 
 // Whether a list of the tokens from the key `least` on surely holds what the filters keep.
@@ -188,21 +189,21 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   const Stream<T> stream(row, rings, team.warp, team.lane, team.rank, __ffs(team.ctas) - 1);
   const VectorSample<T> sample(row.data, p.vocabulary);  // Behind a full ring its loads would wait.
   if (p.one_kind) stream.start();
-  sampling::GivenParameters given{};
   if (team.thread == 0) {
-    given = sampling::read_parameters(p, number);
-    smem.read = given.row;
+    smem.read = sampling::read_parameters(p, number);
     lists.chunks_used = kWarps * TokenList::initial_chunks(kListChunks);
     team.init_barriers();
   }
   ptx::reconverge(team.zero);
   if (team.ctas > 1) ptx::cluster_arrive_relaxed();
   __syncthreads();
-  if (team.ctas > 1) ptx::cluster_wait();
-  // Each CTA has to go the same way, so all of them take the parameters that the first one has read.
-  team.exchange<1>(
-      Record{}, [](const Records&) { return uint64_t{0}; }, sizeof(RowParameters),
-      [&](int rank, uint32_t completes) { sampling::send_parameters(team, rank, completes); });
+  if (team.ctas > 1) {
+    ptx::cluster_wait();
+    // Each CTA has to go the same way, so all of them take the parameters that the first one has read.
+    team.exchange<1>(
+        Record{}, [](const Records&) { return uint64_t{0}; }, sizeof(RowParameters),
+        [&](int rank, uint32_t completes) { sampling::send_parameters(team, rank, completes); });
+  }
 
   // Guess.
   const auto row_with = [&](float max) {
@@ -223,8 +224,6 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   constexpr int kMostOfGroups = sampling::kGroups / 5;
   const uint32_t guess = sampling::reached_by(team, sample.greatest(), share <= kMostOfGroups, share);
   const uint32_t least = min(max(guess, kLeastFiniteKey), kPosInfKey);
-  if (team.thread == 0) given.complete(sampling::parameters_of(team));
-  ptx::reconverge(team.zero);
 
   // List.
   TokenList list(lists.items, lists.chunks[team.warp], kListChunks, team.warp);
@@ -245,7 +244,8 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   });
   Listed listed = add_lists(team, list.count, whole && !list.full, best, least);
 
-  const Row about = row_with(sampling::value_of(listed.best));
+  Row about = row_with(sampling::value_of(listed.best));
+  if (!one) sampling::complete(about.own);
   const sampling::Filters<T> filters{team, unheld, about, sampling::key_of(listed.best), 0, 0};
   uint32_t from = 1;  // What is sent, and counted, are the items with keys from here on.
   const auto takes = [&](uint64_t item) { return sampling::key_of(item) >= from; };
