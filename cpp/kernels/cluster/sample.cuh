@@ -258,12 +258,16 @@ GVR_DEVICE uint32_t exchange_ends(const RowContext<T>& ctx, uint32_t top, uint32
 // The interval if less than one key in eight lies above the k-th key, which is too few for each of 16 warps
 // to tell much. The greatest eight keys of every warp are ranked together, four threads to a key. If the k-th
 // key lies below the interval, the row may have to be read again, so the interval extends further down than
-// up. This contains two block barriers.
+// up. For a small k it may be that no key of the sample belongs to the top k. Then the interval extends
+// upward by a multiple of its width, which some steps down from the greatest key say better than one. This
+// contains two block barriers.
 template <typename T>
 GVR_DEVICE KeyInterval tail_interval(const RowContext<T>& ctx, uint32_t key, float share, int rank) {
   constexpr int kOfEach = 8;
   constexpr float kSigmasUp = 3.0f, kSigmasDown = 4.0f;  // standard deviations
-  constexpr int kThreadsPerKey = 4;                      // threads that rank one key together
+  constexpr float kFewExpected = 6.0f, kReach = 4.0f;    // keys, and widths of the interval
+  constexpr int kLeastSteps = 7;
+  constexpr int kThreadsPerKey = 4;  // threads that rank one key together
   constexpr int kVecs = kWarps * kOfEach / (4 * kThreadsPerKey);
   static_assert(kThreads == kThreadsPerKey * kWarps * kOfEach && kGreatestOfSample == kWarps * kOfEach);
   Shared& smem = *ctx.shared;
@@ -276,7 +280,7 @@ GVR_DEVICE KeyInterval tail_interval(const RowContext<T>& ctx, uint32_t key, flo
   const float expected = kThreads * share;
   const float error = standard_deviation(expected * (1.0f - share));
   const int upper = max(static_cast<int>(expected - kSigmasUp * error) - 1, 0);
-  const int lower = static_cast<int>(ceilf(expected + kSigmasDown * error));
+  const int lower = max(static_cast<int>(ceilf(expected + kSigmasDown * error)), kLeastSteps);
   const uint32_t mine = greatest[ctx.thread / kThreadsPerKey];
   const auto vecs = reinterpret_cast<const uint4*>(greatest) + ctx.thread % kThreadsPerKey;
   int among = rank_among<kVecs, kThreadsPerKey>(vecs, mine);
@@ -286,8 +290,12 @@ GVR_DEVICE KeyInterval tail_interval(const RowContext<T>& ctx, uint32_t key, flo
   const uint32_t bottom = __reduce_min_sync(0xffffffffu, among <= lower ? mine : kMaxKey);
   const uint32_t end = exchange_ends(ctx, top, bottom);
   const bool below = ctx.lane >= kWarps;
-  const uint32_t hi = __reduce_min_sync(0xffffffffu, below ? kMaxKey : end);
+  uint32_t hi = __reduce_min_sync(0xffffffffu, below ? kMaxKey : end);
   const uint32_t lo = __reduce_min_sync(0xffffffffu, below ? end : kMaxKey);
+  if (expected < kFewExpected) {
+    const float greatest_seen = key_to_float(hi);
+    hi = max(hi, order_key(greatest_seen + kReach * (greatest_seen - key_to_float(lo))));
+  }
   return finite_interval(lo, hi, kGuessRowSample);
 }
 
