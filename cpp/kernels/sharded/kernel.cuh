@@ -54,13 +54,11 @@ struct Smem {
   uint64_t kth;
 };
 
-GVR_DEVICE uint32_t key_at(const ShardedParams& p, int64_t row, int32_t position) {
-  const int64_t at = row * p.logits_stride + position;
-  if (p.dtype == Dtype::kFloat32) return order_key(static_cast<const float*>(p.logits)[at]);
-  if (p.dtype == Dtype::kBfloat16) {
-    return order_key(to_float(static_cast<const __nv_bfloat16*>(p.logits)[at]));
-  }
-  return order_key(to_float(static_cast<const __half*>(p.logits)[at]));
+// The key of a score, whose bits these are.
+GVR_DEVICE uint32_t key_of(Dtype dtype, uint32_t bits) {
+  if (dtype == Dtype::kFloat32) return order_key(__uint_as_float(bits));
+  if (dtype == Dtype::kBfloat16) return order_key(__uint_as_float(bits << 16));
+  return order_key(__half2float(__ushort_as_half(static_cast<uint16_t>(bits))));
 }
 
 // The k best items of this rank's part, consecutive ones in a thread.
@@ -72,18 +70,28 @@ struct Items {
   GVR_DEVICE Items(const ShardedParams& p, int64_t row, int each, int thread) : each(each) {
     const int32_t* const best = p.best + row * p.best_stride + each * thread;
     const int count = min(each, p.k - each * thread);
-    uint32_t key[kEach];
+    // Scores are loaded without a branch around what uses them, and so all at once.
+    const auto load = [&](const auto* scores, uint32_t (&bits)[kEach]) {
+      scores += row * p.logits_stride;
+      for_each([&](int i) {
+        if (position[i] >= 0 && position[i] < p.width) bits[i] = scores[position[i]];
+      });
+    };
+    uint32_t bits[kEach];
     for_each([&](int i) { position[i] = i < count ? best[i] : -1; });
-    for_each([&](int i) {
-      key[i] = position[i] >= 0 && position[i] < p.width ? key_at(p, row, position[i]) : kAbsentKey;
-    });
+    if (p.dtype == Dtype::kFloat32) {
+      load(static_cast<const uint32_t*>(p.logits), bits);
+    } else {
+      load(static_cast<const uint16_t*>(p.logits), bits);
+    }
     // The order of a position is its place in the row; if parts lie one behind the other, it stands for that.
     const float turns = p.interleave > 0 ? 1.0f / static_cast<float>(p.interleave) : 0;
     const int others = (p.world - 1) * p.interleave;
     const int before = p.rank * (p.interleave > 0 ? p.interleave : static_cast<int>(kMaxWidth));
     for_each([&](int i) {
       const uint32_t order = position[i] + quotient(position[i], turns) * others + before;
-      word[i] = key[i] == kAbsentKey ? 0 : uint64_t{key[i]} << kPositionBits | (kLastPosition - order);
+      if (position[i] < 0 || position[i] >= p.width) return;
+      word[i] = uint64_t{key_of(p.dtype, bits[i])} << kPositionBits | (kLastPosition - order);
     });
   }
 
