@@ -133,11 +133,8 @@ PEER_MAX_K = 2048
 PEER_CTAS = 64
 """Most CTAs of a launch in which ranks agree."""
 
-PEER_GUESSES = 4096
-"""Most rows of such a launch that keep where their k-th word lay."""
-
-PEER_WORDS = 256
-"""Words of 8 bytes of one record of such a CTA."""
+PEER_CELLS = 4352
+"""Cells of 8 bytes of the records of all ranks that such a CTA receives."""
 
 HEADER_WORDS = 3
 """Words of 8 bytes in which ranks have to agree."""

@@ -40,7 +40,6 @@ from gvr_topk.constants import (
     MAX_WIDTH,
     PAPER_MAX_WIDTH,
     PEER_CTAS,
-    PEER_GUESSES,
     STATE_FLOATS,
     StatsColumn,
 )
@@ -525,7 +524,7 @@ def sharded_arguments(device: str, changes: dict[str, Any]) -> ShardedArguments:
     call = ShardedArguments(
         *(floats(device, 2, 64), lengths, best, out, local, counts),
         *(zeros(device, 2, dtype=torch.int64), zeros(device, PEER_CTAS)),
-        *(zeros(device, PEER_GUESSES, 2, dtype=torch.int64), zeros(device, 3, 3, dtype=torch.int64)),
+        zeros(device, 3, 3, dtype=torch.int64),
         *(8, 0, 0, 1000, 0, 0),
     )._replace(**changes)
     return call._replace(inboxes=call.inboxes.cpu(), told=call.told.cpu())
@@ -542,8 +541,6 @@ WRONG_SHARDED: list[Row] = [
     ("inboxes: wanted shape [any], got [2, 1]", i64(2, 1)),
     ("world: wanted 1 to 16, got 17", {"inboxes": i64(17)}),
     ("progress: wanted shape [64], got [63]", i32(63)),
-    ("guesses: wanted shape [4096, 2], got [4096, 1]", i64(4096, 1)),
-    ("guesses: wanted contiguous rows, got strides (3, 1)", i64(4096, 2, strides=(3, 1))),
     ("told: wanted shape [3, 3], got [2, 3]", i64(2, 3)),
     *each("rank", "0 to 1", -1, 2),
     *each("interleave", f"0 to {MAX_WIDTH}", -1, MAX_WIDTH + 1),

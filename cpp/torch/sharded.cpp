@@ -31,7 +31,6 @@ void sharded_topk(const ShardedArguments& a) {
   const auto* const inboxes = static_cast<const uintptr_t*>(a.inboxes.data_ptr());
   for (int rank = 0; rank < p.world; ++rank) p.inboxes[rank] = reinterpret_cast<uint64_t*>(inboxes[rank]);
   p.progress = static_cast<uint32_t*>(a.progress.data_ptr());
-  p.guesses = static_cast<uint64_t*>(a.guesses.data_ptr());
   p.told = static_cast<int64_t*>(told.devicePointer);
   p.header[0] = a.first_word;
   p.header[1] = a.second_word;

@@ -13,6 +13,8 @@ name            file                                       where it comes from
                                                            for sm_90a; wheel apache-tvm-ffi 0.1.11
 ``cudnn``       ``cudnn_topk.so``, folder ``tvm_ffi``      cuDNN frontend 1.32.0's ``IndexerTopK``, compiled
                                                            for sm_90a by ``eval.bench.cudnn_topk``
+``vllm_merge``  ``vllm_merge.so``, folder ``tvm_ffi``      vLLM 0.33.0's merge of ranks, compiled for sm_90a
+                                                           by ``eval.bench.vllm_merge``, for ``eval sharded``
 ==============  =========================================  =================================================
 
 ``torch`` is always there, and so are ``torch_blocks`` and ``torch_in_blocks``: the two-level indexer of
@@ -407,7 +409,8 @@ def on_stream(ffi: Any, function: Call) -> Call:
     """A function of such a module on torch's stream: it has a notion of its own of the current one."""
 
     def call(*arguments: Any) -> None:
-        with ffi.use_raw_stream(ffi.device("cuda:0"), torch.cuda.current_stream().cuda_stream):
+        device = ffi.device(f"cuda:{torch.cuda.current_device()}")
+        with ffi.use_raw_stream(device, torch.cuda.current_stream().cuda_stream):
             function(*arguments)
 
     return call

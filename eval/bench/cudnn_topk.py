@@ -29,7 +29,7 @@ PACKAGE = "cudnn.deepseek_sparse_attention.indexer_top_k"
 ERROR = """
 extern void TVMFFIErrorSetRaisedFromCStr(const char*, const char*);
 void CuteDSLRT_TVMFFISetRaisedCudaError(int status) {
-  TVMFFIErrorSetRaisedFromCStr("RuntimeError", "a CUDA call of cuDNN's IndexerTopK failed");
+  TVMFFIErrorSetRaisedFromCStr("RuntimeError", "a CUDA call of a kernel of CuTe DSL failed");
 }
 """
 """The one function that kernels need of CuTe DSL's runtime library of 43 MB: it raises an error."""
@@ -66,17 +66,22 @@ def compile_kernels(folder: Path, out: Path) -> None:
             compiled.export_to_c(str(out / f"{name}.o"), function_name=name)
 
 
+def link(folder: Path, place: Path, library: Path) -> None:
+    """Link the object files of a place."""
+    (place / "error.c").write_text(ERROR)
+    runtime = folder / "nvidia_cutlass_dsl" / "cu13" / "lib" / "libcuda_dialect_runtime_static.a"
+    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "lib64"
+    objects = sorted(map(str, place.glob("*.o")))
+    command = ["cc", "-shared", "-fPIC", "-s", "-o", str(library), f"{place}/error.c", *objects]
+    command += [str(runtime), f"-L{toolkit}", "-lcudart_static", "-ldl", "-lpthread", "-lrt"]
+    subprocess.run(command, check=True)
+
+
 def main(folder: Path, library: Path) -> None:
     """Compile and link."""
     with tempfile.TemporaryDirectory() as place:
         compile_kernels(folder.resolve(), Path(place))
-        (Path(place) / "error.c").write_text(ERROR)
-        runtime = folder / "nvidia_cutlass_dsl" / "cu13" / "lib" / "libcuda_dialect_runtime_static.a"
-        toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "lib64"
-        objects = sorted(map(str, Path(place).glob("*.o")))
-        command = ["cc", "-shared", "-fPIC", "-s", "-o", str(library), f"{place}/error.c", *objects]
-        command += [str(runtime), f"-L{toolkit}", "-lcudart_static", "-ldl", "-lpthread", "-lrt"]
-        subprocess.run(command, check=True)
+        link(folder, Path(place), library)
 
 
 if __name__ == "__main__":

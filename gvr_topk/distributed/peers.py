@@ -15,15 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gvr_topk.arguments import Checks, Output, Results
-from gvr_topk.constants import (
-    HEADER_WORDS,
-    MAX_WIDTH,
-    PEER_CTAS,
-    PEER_GUESSES,
-    PEER_MAX_K,
-    PEER_RANKS,
-    PEER_WORDS,
-)
+from gvr_topk.constants import HEADER_WORDS, MAX_WIDTH, PEER_CELLS, PEER_CTAS, PEER_MAX_K, PEER_RANKS
 from gvr_topk.ops import Op, register
 
 SHARDED = Checks("gvr_topk.sharded_topk")
@@ -41,8 +33,6 @@ class ShardedArguments(NamedTuple):
         Address of the memory of each rank.
     progress : Tensor, ``[PEER_CTAS]``, int32
         Number of the last exchange of each CTA.
-    guesses : Tensor, ``[PEER_GUESSES, 2]``, int64
-        Between which words the k-th lay in the last call, for each row; 0: unknown. Any content is safe.
     told : Tensor, ``[world + 1, HEADER_WORDS]``, int64, pinned memory of the host
         Headers of a call in which they differed; then 1 + a rank that was not heard of.
     """
@@ -55,7 +45,6 @@ class ShardedArguments(NamedTuple):
     counts: Output
     inboxes: Tensor
     progress: Output
-    guesses: Output
     told: Output
     k: int
     rank: int
@@ -87,8 +76,6 @@ def check_sharded(a: ShardedArguments) -> None:
     world = a.inboxes.shape[0]
     SHARDED.integer("world", world, 1, PEER_RANKS)
     SHARDED.tensor("progress", a.progress, a.logits, torch.int32, (PEER_CTAS,))
-    SHARDED.tensor("guesses", a.guesses, a.logits, torch.int64, (PEER_GUESSES, 2))
-    SHARDED.contiguous("guesses", a.guesses)
     SHARDED.tensor("told", a.told, a.inboxes, torch.int64, (world + 1, HEADER_WORDS))
     SHARDED.contiguous("told", a.told)
     SHARDED.integer("rank", a.rank, 0, world - 1)
@@ -107,9 +94,8 @@ def _on_cpu(a: ShardedArguments) -> None:
 register(Op(SHARDED, ShardedArguments, check_sharded, _on_cpu))
 
 
-def inbox_words(world: int) -> int:
-    """Return how many numbers of 8 bytes the memory of a rank has."""
-    return 2 * world * PEER_CTAS * PEER_WORDS
+INBOX_WORDS = 2 * PEER_CTAS * PEER_CELLS
+"""Numbers of 8 bytes of the memory of a rank."""
 
 
 class Peers:
@@ -119,7 +105,7 @@ class Peers:
     ----------
     rank : int
     addresses : sequence of int
-        Where the memory of each rank lies, `inbox_words` numbers of 8 bytes, which were 0 at the start.
+        Where the memory of each rank lies, `INBOX_WORDS` numbers of 8 bytes, which were 0 at the start.
     device : torch.device
     timeout_s : float
         How long an exchange waits for a rank, in seconds.
@@ -133,7 +119,6 @@ class Peers:
         self.rank, self.timeout_s, self._owner = rank, timeout_s, owner
         self._inboxes = torch.tensor(addresses, dtype=torch.int64)
         self._progress = torch.zeros(PEER_CTAS, dtype=torch.int32, device=device)
-        self._guesses = torch.zeros((PEER_GUESSES, 2), dtype=torch.int64, device=device)
         self._told = torch.zeros(
             (len(addresses) + 1, HEADER_WORDS), dtype=torch.int64, pin_memory=device.type == "cuda"
         )
@@ -161,7 +146,7 @@ class Peers:
         """Return the arguments of a call; `results` are `out`, `local` and `counts`."""
         tensor, value = (step.reshape(1), 0) if isinstance(step, Tensor) else (None, step)
         return ShardedArguments(
-            *(logits, lengths, best, *results, self._inboxes, self._progress, self._guesses, self._told),
+            *(logits, lengths, best, *results, self._inboxes, self._progress, self._told),
             *(k, self.rank, interleave, int(self.timeout_s * 1e9), *header, value, tensor),
         )
 
@@ -189,7 +174,7 @@ def connect(
     with _no_multicast(), contextlib.suppress(ImportError, RuntimeError):
         from torch.distributed import _symmetric_memory
 
-        inbox = _symmetric_memory.empty(inbox_words(world), dtype=torch.int64, device=device)
+        inbox = _symmetric_memory.empty(INBOX_WORDS, dtype=torch.int64, device=device)
         inbox.zero_()
         torch.cuda.synchronize(device)  # before another rank can write there
     if not all_say(inbox is not None) or inbox is None:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gvr_topk import TopkState, indexer_topk_decode
-from gvr_topk.constants import PEER_CTAS, PEER_WORDS
+from gvr_topk.constants import PEER_CELLS, PEER_CTAS
 from gvr_topk.distributed import Shards, peers, sharded_sample, sharded_topk, topk
 from gvr_topk.distributed import shards as module
 from gvr_topk.ops import launch
@@ -456,7 +456,7 @@ def test_ranks_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         inbox = each._owner[0]
         assert each.rank == rank and addresses[rank] == inbox.data_ptr() and len(addresses) == 2
         assert addresses == [memory.starts[0] + 64, memory.starts[1] + 64]
-        assert inbox.numel() == 2 * 2 * PEER_CTAS * PEER_WORDS and not inbox.any()
+        assert inbox.numel() == 2 * PEER_CTAS * PEER_CELLS and not inbox.any()
     assert memory.said == ["1"] * 4
 
 

@@ -246,11 +246,10 @@ struct TopkLogprobsParams {
 constexpr int32_t kPeerRanks = 16;
 constexpr int32_t kPeerMaxK = 2048;
 // Most CTAs of a launch, which wait for other ranks: two such launches leave room on an H100 for what other
-// ranks may wait for. In the memory of a rank, each has two places for each rank, of this many words.
+// ranks may wait for. In the memory of a rank, each has two places for the records of all ranks, of this many
+// cells of 8 bytes together.
 constexpr int32_t kPeerCtas = 64;
-constexpr int32_t kPeerWords = 256;
-// Rows, the first ones of a call, of which a rank keeps between which words the k-th lay.
-constexpr int32_t kPeerGuesses = 4096;
+constexpr int32_t kPeerCells = 4352;
 // Words in which ranks have to agree.
 constexpr int32_t kHeaderWords = 3;
 
@@ -267,7 +266,6 @@ struct ShardedParams {
   int32_t* counts;                // [rows]
   uint64_t* inboxes[kPeerRanks];  // of each rank: what all ranks write into, and it reads
   uint32_t* progress;             // [kPeerCtas]: number of the last exchange of each CTA, or kPeerBroken
-  uint64_t* guesses;              // [kPeerGuesses, 2]: two words for each row, or 0 (none)
   int64_t* told;  // of the host, [world + 1, kHeaderWords]: headers that differ; 1 + a late rank
   int64_t header[kHeaderWords];  // what ranks have to agree on
   const int64_t* step;           // or null: takes the place of the header's last word

@@ -1,9 +1,9 @@
 // Exchanges records between the CTAs of several GPUs, in memory that all of them write into.
 //
-// Each 8 bytes carry 4 of a record, and the number of the exchange. They are stored and loaded at once, so
-// whoever finds the number has the 4 bytes, and neither a fence nor a flag is needed. Two places for each
-// rank take turns: a rank writes into a place again when it has had the next record of all others, which have
-// read the one before.
+// Each cell of 8 bytes carries 4 of a record, and the number of the exchange. They are stored and loaded at
+// once, so whoever finds the number has the 4 bytes, and neither a fence nor a flag is needed. Two places for
+// each rank take turns: a rank writes into a place again when it has had the next record of all others, which
+// have read the one before.
 #pragma once
 
 #include "core/config.cuh"
@@ -15,49 +15,83 @@ namespace gvr_topk::sharded {
 
 constexpr uint32_t kPeerBroken = 0xffffffffu;
 
+// Returns n / divisor, both below 2^21, by the divisor's reciprocal.
+GVR_DEVICE int quotient(int n, float reciprocal) {
+  return static_cast<int>((static_cast<float>(n) + 0.5f) * reciprocal);
+}
+
 struct Exchange {
+  static constexpr int kPolled = kPeerMaxK / kThreads + 1;  // cells that a thread waits for at once
+  static constexpr int kPollsPerLook = 64;
+
   struct Smem {
-    uint32_t sent[kPeerWords];
-    uint32_t received[kPeerRanks][kPeerWords];
-    int32_t late;  // 1 + a rank that was not heard of
+    uint32_t received[kPeerCells];  // records of all ranks, this one included, one behind the other
+    int32_t late;                   // 1 + a rank that was not heard of
     uint32_t number;
   };
 
   const ShardedParams& p;
   Smem& smem;
   int cta;
+  int capacity;     // cells of a record
   uint32_t number;  // of the last exchange; kPeerBroken once a rank was late, and then for good
 
-  // It takes a barrier: what all threads go by is read by one of them.
-  GVR_DEVICE Exchange(const ShardedParams& p, Smem& smem, int cta) : p(p), smem(smem), cta(cta) {
-    if (threadIdx.x == 0) {
-      smem.late = 0;
-      smem.number = p.progress[cta];
+  GVR_DEVICE Exchange(const ShardedParams& p, Smem& smem, int cta)
+      : p(p), smem(smem), cta(cta), capacity(kPeerCells / p.world), number(0) {}
+
+  // What all threads go by is read by one of them, and becomes known in `begin`.
+  GVR_DEVICE void open(int thread) {
+    if (thread > 0) return;
+    number = p.progress[cta];
+    smem.late = 0;
+  }
+
+  // Begins an exchange, behind a barrier. Returns whether there can be one.
+  GVR_DEVICE bool begin(int thread) {
+    if (thread == 0) {
+      if (number != kPeerBroken) number = number == kPeerBroken - 1 ? 1 : number + 1;
+      smem.number = number;
     }
     __syncthreads();
     number = smem.number;
-  }
-
-  // Where rank `to` finds the record of rank `from`.
-  GVR_DEVICE uint64_t* place(int to, int from) const {
-    const int64_t record = (static_cast<int64_t>(number & 1) * p.world + from) * kPeerCtas + cta;
-    return p.inboxes[to] + record * kPeerWords;
-  }
-
-  // Sends `kWords` words to all ranks, this one included, and receives theirs. Returns whether all came. All
-  // threads take part, and what they have put into `sent` needs no barrier.
-  template <int kWords>
-  GVR_DEVICE bool run(int thread) {
-    static_assert(kWords <= kPeerWords && kThreads % kWords == 0);
-    __syncthreads();
     if (number == kPeerBroken) return false;
-    number = number == kPeerBroken - 1 ? 1 : number + 1;
-    const int at = thread % kWords;
-    for (int rank = thread / kWords; rank < p.world; rank += kThreads / kWords) {
-      ptx::store_system(place(rank, p.rank) + at, uint64_t{number} << 32 | smem.sent[at]);
+    if (number > 2) return true;
+    // Numbers may have begun again, and cells that were not needed for long must not have them already.
+    for (int at = thread; at < capacity; at += kThreads) {
+      for_others([&](uint64_t* record) { ptx::store_system(record + at, 0); });
     }
-    for (int rank = thread / kWords; rank < p.world; rank += kThreads / kWords) {
-      smem.received[rank][at] = receive(place(p.rank, rank) + at, rank);
+    __syncthreads();
+    return true;
+  }
+
+  // Sends the first `count` of these numbers, `stride` apart in the record, to all ranks, this one included.
+  template <int kCount>
+  GVR_DEVICE void send(int at, const uint32_t (&values)[kCount], int stride = 1, int count = kCount) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i >= count) break;
+      smem.received[p.rank * capacity + at + i * stride] = values[i];
+    }
+    for_others([&](uint64_t* record) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i >= count) break;
+        ptx::store_system(record + at + i * stride, uint64_t{number} << 32 | values[i]);
+      }
+    });
+  }
+
+  GVR_DEVICE uint32_t received(int from, int at) const { return smem.received[from * capacity + at]; }
+
+  // Receives the first `count` numbers of all records, and passes those of other ranks to `use(at, value)`.
+  // Once `is_in_vain()`, what is not here will not come. Returns whether no rank was late. All threads take
+  // part.
+  template <typename IsInVain, typename Use>
+  GVR_DEVICE bool receive(int count, int thread, IsInVain is_in_vain, Use use) {
+    uint64_t start = 0;
+#pragma unroll 1
+    for (int first = 0; first < (p.world - 1) * count; first += kPolled * kThreads) {
+      poll(count, first, thread, start, is_in_vain, use);
     }
     __syncthreads();
     if (smem.late == 0) return true;
@@ -65,17 +99,84 @@ struct Exchange {
     number = kPeerBroken;
     return false;
   }
+  GVR_DEVICE bool receive(int count, int thread) {
+    return receive(count, thread, [] { return false; }, [](int, uint32_t) {});
+  }
+
+  // Whether all ranks have sent these numbers, of which some are others.
+  template <typename Number>
+  GVR_DEVICE bool differs(int count, Number number_at) const {
+    bool is_here = true, differs = false;
+#pragma unroll 1
+    for (int i = 0; i < p.world * count; ++i) {
+      const int from = i / count, at = i % count;
+      if (from == p.rank) continue;
+      const uint64_t cell = ptx::load_system(records(p.rank) + from * capacity + at);
+      is_here &= static_cast<uint32_t>(cell >> 32) == number;
+      differs |= static_cast<uint32_t>(cell) != number_at(at);
+    }
+    return is_here && differs;
+  }
 
  private:
-  GVR_DEVICE uint32_t receive(const uint64_t* from, int rank) {
-    const uint64_t start = ptx::clock_ns();
-    uint64_t word = ptx::load_system(from);
-    while (static_cast<uint32_t>(word >> 32) != number) {
-      if (ptx::clock_ns() - start > static_cast<uint64_t>(p.timeout_ns)) smem.late = 1 + rank;
-      if (*static_cast<volatile int32_t*>(&smem.late) != 0) break;  // another thread has waited long enough
-      word = ptx::load_system(from);
+  // Where rank `to` finds the records of this exchange.
+  GVR_DEVICE uint64_t* records(int to) const {
+    return p.inboxes[to] + (static_cast<int>(number & 1) * kPeerCtas + cta) * kPeerCells;
+  }
+
+  // Passes where this rank's record of this exchange lies in the memory of each other rank.
+  template <typename Use>
+  GVR_DEVICE void for_others(Use use) const {
+#pragma unroll 1
+    for (int to = 0; to < p.world; ++to) {
+      if (to != p.rank) use(records(to) + p.rank * capacity);
     }
-    return static_cast<uint32_t>(word);
+  }
+
+  // Receives this thread's numbers from the one with number `first` on, counted over the records of all
+  // others.
+  template <typename IsInVain, typename Use>
+  GVR_DEVICE void poll(int count, int first, int thread, uint64_t& start, IsInVain is_in_vain, Use use) {
+    const uint64_t* const cells = records(p.rank);
+    const float reciprocal = 1.0f / static_cast<float>(count);
+    const int used = ((p.world - 1) * count - first + kThreads - 1) / kThreads;  // cells of a thread
+    int awaited[kPolled];                                                        // their places; -1: none
+    int at[kPolled];
+    uint64_t cell[kPolled];
+    const auto for_each = [&](auto use_cell) {
+#pragma unroll
+      for (int i = 0; i < kPolled; ++i) {
+        if (i >= used) break;
+        use_cell(i);
+      }
+    };
+    for_each([&](int i) {
+      const int number_of_cell = first + i * kThreads + thread;
+      const int other = quotient(number_of_cell, reciprocal), from = other + (other >= p.rank);
+      at[i] = number_of_cell - other * count;
+      awaited[i] = from < p.world ? from * capacity + at[i] : -1;
+    });
+    bool gives_up = false;
+    for (int polls = 1;; ++polls) {
+      for_each([&](int i) {
+        if (awaited[i] >= 0) cell[i] = ptx::load_system(cells + awaited[i]);
+      });
+      int missing = -1;
+      for_each([&](int i) {
+        if (awaited[i] >= 0 && static_cast<uint32_t>(cell[i] >> 32) != number) missing = awaited[i];
+      });
+      if (missing < 0 || gives_up) break;
+      if (polls % kPollsPerLook != 0) continue;
+      if (start == 0) start = ptx::clock_ns();
+      const bool is_late = ptx::clock_ns() - start > static_cast<uint64_t>(p.timeout_ns);
+      if (is_late) atomicMax(&smem.late, 1 + missing / capacity);
+      gives_up = is_late || is_in_vain();
+    }
+    for_each([&](int i) {
+      if (awaited[i] < 0) return;
+      smem.received[awaited[i]] = static_cast<uint32_t>(cell[i]);
+      use(at[i], static_cast<uint32_t>(cell[i]));
+    });
   }
 };
 
