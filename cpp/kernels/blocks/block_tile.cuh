@@ -25,6 +25,7 @@ template <typename T>
 constexpr int kVecsOfBlock = kBlockScores / kPerVec<T>;
 
 constexpr int kNoBlock = -1;
+constexpr int kPastRow = INT32_MAX / kBlockScores;  // a block that lies behind every row
 
 // The launch flags that the kernels of blocks obey.
 constexpr uint32_t kFlags = LaunchTraits::kAligned | LaunchTraits::kDraftRows | LaunchTraits::kRowLengths |
@@ -40,15 +41,15 @@ struct alignas(128) RowShared {
 
 struct alignas(128) BlocksShared : RowShared {
   small_row::RoundBins<kThreads> bins;
-  int32_t candidates[kMaxChosen];  // blocks to select in; kNoBlock in place of one that the row does not have
+  int32_t candidates[kMaxChosen];  // blocks to select in; kPastRow in place of one that the row does not have
   uint32_t given_count;            // given blocks that the row has
   uint32_t given_newest;           // how many of them are the row's newest block
   // The selected elements in ascending order: [block_k] blocks, and later [min(k, scores of all candidates)]
   // indices in the list of candidates' scores. Both fit 16 bits.
   alignas(8) uint16_t staged[kMaxChosen];
 
-  // The keys of a row's blocks, behind this struct, if a CTA chooses from them. Only `share_keys` writes
-  // them, in all CTAs of the cluster, ahead of a barrier of all of these.
+  // The keys of a row's blocks, behind this struct, if a CTA chooses from them. Only `send_keys` writes them,
+  // its own and those of CTAs that choose, ahead of the wait for a barrier.
   GVR_DEVICE const uint32_t* keys() const { return reinterpret_cast<const uint32_t*>(this + 1); }
 };
 static_assert(sizeof(BlocksShared) <= kBlocksFixedBytes);
@@ -188,110 +189,105 @@ GVR_DEVICE void for_each_block_key(const RowView<T>& row, int first, int step, i
   }
 }
 
-// A tile of keys, of as many words as its elements need.
-template <typename T, int kValues>
-struct KeyTile : small_row::CtaTile<T, kValues> {
-  using Base = small_row::CtaTile<T, kValues>;
+// Divides `count` elements among all warps of a tile. Returns the vectors of each lane.
+template <typename Tile>
+GVR_DEVICE int divide(Tile& tile, int count, int warp) {
+  constexpr int kRound = kThreads * Tile::kGroup / 32;
+  const int vecs = static_cast<uint32_t>(count + kRound - 1) / kRound;
+  tile.begin = warp * vecs * Tile::kGroup;
+  return vecs;
+}
 
-  int vecs;   // vectors of a lane; elements of others are undefined or absent
-  int words;  // words that these take
+// A tile of the keys of blocks, which are 32-bit words. Its positions are numbers of blocks.
+struct BlockTile : small_row::CtaTile<float, kMaxValuesPerThread> {
+  static constexpr int kStep = 2;  // Vectors are left out by twos, because a branch takes time as well.
 
-  // Divides `count` elements among all warps.
-  GVR_DEVICE void divide(int count, int warp) {
-    vecs = (count + kThreads * kPerVec<T> - 1) / (kThreads * kPerVec<T>);
-    words = (vecs + kVecsOfTile<T> - 1) / kVecsOfTile<T>;
-    this->begin = warp * vecs * Base::kGroup;
-  }
+  int vecs;  // vectors of a lane, in whole steps; elements of others are undefined
 
-  // Calls visit(vector, position) for each vector of the words, and the lane's first position in it, or
-  // `absent` if the vector is none.
+  // Calls visit(vector) for each of the vectors.
   template <typename Visit>
-  GVR_DEVICE void for_each_vec(int lane, int absent, Visit visit) const {
+  GVR_DEVICE void for_each_vec(Visit visit) const {
 #pragma unroll
-    for (int w = 0; w < Base::kWords; ++w) {
-      if (w >= words) break;
+    for (int j = 0; j < kVecs; j += kStep) {
+      if (j >= vecs) break;
 #pragma unroll
-      for (int j = w * kVecsOfTile<T>; j < (w + 1) * kVecsOfTile<T>; ++j) {
-        visit(j, j < vecs ? this->begin + j * Base::kGroup + lane * kPerVec<T> : absent);
-      }
+      for (int i = 0; i < kStep; ++i) visit(j + i);
     }
   }
 
+  // Calls visit(index) for every element of the vectors.
   template <typename Visit>
   GVR_DEVICE void for_each_index(Visit visit) const {
+    for_each_vec([&](int j) {
 #pragma unroll
-    for (int w = 0; w < Base::kWords; ++w) {
-      if (w >= words) break;
-#pragma unroll
-      for (int i = 0; i < kValuesPerThread; ++i) visit(w * kValuesPerThread + i);
-    }
+      for (int e = 0; e < 4; ++e) visit(4 * j + e);
+    });
   }
 
   template <typename SetBit>
-  GVR_DEVICE LaneMask<Base::kWords> mask_of(SetBit set_bit) const {
+  GVR_DEVICE LaneMask<kWords> mask_of(SetBit set_bit) const {
     return small_row::mask_of_keys(*this, set_bit);
   }
 };
 
-// A tile of the keys of blocks, which are 32-bit words. Its positions are numbers of blocks.
-using BlockTile = KeyTile<float, kMaxValuesPerThread>;
-
 // Fills the tile with the keys of a row's first `count` blocks. Absent blocks have key 0, which is below
-// every score's. CTAs that have read another length may have sent fewer keys than this one takes, so whatever
-// lies there is taken for a score's key.
-template <typename T>
+// every score's. `kClamps`: CTAs that have read another length may have sent fewer keys than this one takes,
+// so whatever lies there is taken for a score's key.
+template <bool kClamps, typename T>
 GVR_DEVICE void take_keys(const RowContext<T>& ctx, const uint32_t* keys, int count, BlockTile& tile) {
   constexpr uint32_t kLeast = kNegInfKey >> kInvariantBits<T>, kMost = kMaxKey >> kInvariantBits<T>;
-  tile.divide(count, ctx.warp);
-  tile.for_each_vec(ctx.lane, count, [&](int j, int first) {
+  const int vecs = divide(tile, count, ctx.warp), first = tile.begin + 4 * ctx.lane;
+  tile.vecs = (vecs + BlockTile::kStep - 1) / BlockTile::kStep * BlockTile::kStep;
+  tile.for_each_vec([&](int j) {
+    const int left = j < vecs ? count - first - j * BlockTile::kGroup : 0;
     uint4 four = make_uint4(0, 0, 0, 0);
-    if (first < count) four = *reinterpret_cast<const uint4*>(keys + first);
+    if (left > 0) four = reinterpret_cast<const uint4*>(keys + first)[32 * j];
     const uint32_t key[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
-      tile.bits[4 * j + e] = first + e < count ? min(max(key[e], kLeast), kMost) : 0;
+    for (int e = 0; e < 4; ++e) {
+      tile.bits[4 * j + e] = e >= left ? 0 : kClamps ? min(max(key[e], kLeast), kMost) : key[e];
+    }
   });
   ptx::reconverge(ctx.zero);
 }
-
-// A tile of the scores of all candidates, one candidate behind the other. Its positions are indices in that
-// list: index i is the score i % kBlockScores of candidate i / kBlockScores.
-template <typename T>
-using CandidateTile = KeyTile<T, kWideValuesPerThread>;
 
 // Returns the position in the row of the score at an index in the list.
 GVR_DEVICE int position_of_listed(const int32_t* candidates, int index) {
   return candidates[index / kBlockScores] * kBlockScores + index % kBlockScores;
 }
 
-// Fills the tile with the keys of `count` candidates. Each is a block that the row has, or kNoBlock. Elements
-// that are no scores of the row have key 0, which is below every score's.
-template <typename T>
+// Fills the tile with the keys of `count` candidates, behind which there are absent ones. Elements that are
+// no scores of the row have key 0, which is below every score's.
+template <typename T, int kValues>
 GVR_DEVICE void gather(const RowContext<T>& ctx, const int32_t* candidates, int count,
-                       CandidateTile<T>& tile) {
-  using Tile = CandidateTile<T>;
-  static_assert(kBlockScores % kPerVec<T> == 0, "a vector lies in one block");
+                       small_row::CtaTile<T, kValues>& tile) {
+  using Tile = small_row::CtaTile<T, kValues>;
+  static_assert(kBlockScores % kPerVec<T> == 0 && Tile::kGroup % kBlockScores == 0,
+                "a vector lies in one block");
+  const int vecs = divide(tile, count * kBlockScores, ctx.warp);
+  const uint32_t first = tile.begin + ctx.lane * kPerVec<T>;
   int left[Tile::kVecs];  // scores of the row from the vector's first one on
-  const T* data[Tile::kVecs];
-  tile.divide(count * kBlockScores, ctx.warp);
-  tile.for_each_vec(ctx.lane, count * kBlockScores, [&](int j, int index) {
-    const bool listed = index < count * kBlockScores;
-    const int position = listed ? position_of_listed(candidates, index) : kNoBlock;
-    left[j] = position < 0 ? 0 : ctx.row.n - position;
-    data[j] = ctx.row.data + position;
-    ptx::load_before<0>(kPerVec<T> - 1, ctx.row.aligned ? left[j] : 0, tile.raw[j], data[j]);
-  });
+#pragma unroll
+  for (int j = 0; j < Tile::kVecs; ++j) {
+    int candidate = kPastRow;
+    if (j < vecs) candidate = candidates[first / kBlockScores + j * (Tile::kGroup / kBlockScores)];
+    left[j] = ctx.row.n - (candidate * kBlockScores + static_cast<int>(first % kBlockScores));
+  }
+  const auto data = [&](int j) { return ctx.row.data + (ctx.row.n - left[j]); };
   if (ctx.row.aligned) {
-    tile.for_each_vec(ctx.lane, 0, [&](int j, int) {
-      if (0 < left[j] && left[j] < kPerVec<T>) tile.raw[j] = load_elements(data[j], left[j]);
-    });
+#pragma unroll
+    for (int j = 0; j < Tile::kVecs; ++j) ptx::load_before<0>(kPerVec<T> - 1, left[j], tile.raw[j], data(j));
+#pragma unroll
+    for (int j = 0; j < Tile::kVecs; ++j) {
+      if (0 < left[j] && left[j] < kPerVec<T>) tile.raw[j] = load_elements(data(j), left[j]);
+    }
     ptx::reconverge(ctx.zero);
     tile.for_each_index(
         [&](int i) { tile.bits[i] = __float_as_uint(element<T>(tile.raw[i / kPerVec<T>], i % kPerVec<T>)); });
   } else {
     tile.for_each_index([&](int i) {
       T score{};
-      if (i % kPerVec<T> < left[i / kPerVec<T>]) score = data[i / kPerVec<T>][i % kPerVec<T>];
+      if (i % kPerVec<T> < left[i / kPerVec<T>]) score = data(i / kPerVec<T>)[i % kPerVec<T>];
       tile.bits[i] = __float_as_uint(to_float(score));
     });
   }

@@ -74,13 +74,15 @@ enum class Source {
   kCluster,
 };
 
-// Reads this CTA's share of a row's first `blocks` blocks, and sends their keys to the CTAs that choose: the
-// first, and that of rank `last`. Returns whether this CTA chooses; then all keys are there.
+// Reads this CTA's share of a row's first `blocks` blocks, and gives their keys to the CTAs that choose: the
+// first, and that of rank `last`. If the row's only CTA chooses, all keys are there afterwards; in a cluster,
+// behind `receive_keys`.
 template <Source kSource, typename T>
-GVR_DEVICE bool share_keys(const RowContext<T>& ctx, const uint32_t* keys, int blocks, int last) {
+GVR_DEVICE void send_keys(const RowContext<T>& ctx, const uint32_t* keys, int blocks, int last) {
   constexpr bool kShared = kSource == Source::kCluster;
   const uint32_t address = ptx::shared_address(keys);
   if (kShared) ptx::cluster_wait();  // All CTAs run, so that there is somewhere to send to.
+  if (kShared && blocks == 0) return ptx::cluster_arrive_relaxed();  // To publish nothing takes time as well.
   for_each_block_key<8>(ctx.row, ctx.rank * kThreads + ctx.thread, ctx.ctas * kThreads, blocks,
                         [&](int block, uint32_t key) {
                           const uint32_t at = address + sizeof(uint32_t) * block;
@@ -89,27 +91,28 @@ GVR_DEVICE bool share_keys(const RowContext<T>& ctx, const uint32_t* keys, int b
                           if (last > 0) ptx::store_to_rank(at, last, key);
                         });
   ptx::reconverge(ctx.zero);
-  if (!kShared) {
+  if (kShared) {
+    ptx::cluster_arrive();
+  } else {
     __syncthreads();
-    return true;
   }
-  ptx::cluster_arrive();
-  if (ctx.rank != 0 && ctx.rank != last) {
-    __syncthreads();  // No warp leaves while another one has yet to arrive.
-    return false;
-  }
+}
+
+// Waits until all CTAs have sent their keys.
+template <typename T>
+GVR_DEVICE void receive_keys(const RowContext<T>& ctx) {
+  ptx::reconverge(ctx.zero);
   ptx::cluster_wait();
-  return true;
 }
 
 // Stages the `least - 1` best blocks of a row that has any, without its newest one, and up to `spare` more,
 // or fewer if there are none, and returns how many they are.
-template <typename T>
+template <Source kSource, typename T>
 GVR_DEVICE int choose_blocks(RowContext<T>& ctx, BlocksShared& own, int least, int spare, bool drops) {
   ctx.k = least - 1;
   const int newest = blocks_of(ctx.row.n) - 1;
   BlockTile tile;
-  take_keys(ctx, own.keys(), newest, tile);
+  take_keys<kSource == Source::kCluster>(ctx, own.keys(), newest, tile);
   uint32_t before = 0;
   LaneMask<BlockTile::kWords> selected;
   const int others = select_largest(ctx, tile, own, newest, spare, drops, selected, before);
@@ -130,7 +133,7 @@ GVR_DEVICE void accept_given(BlocksShared& own, const int (&given)[kGivenPerThre
 #pragma unroll
   for (int i = 0; i < kGivenPerThread; ++i) {
     const bool is_there = static_cast<uint32_t>(given[i]) < static_cast<uint32_t>(blocks);
-    own.candidates[thread + i * kThreads] = is_there ? given[i] : kNoBlock;
+    own.candidates[thread + i * kThreads] = is_there ? given[i] : kPastRow;
     count += is_there;
     newest += is_there && given[i] == blocks - 1;
   }
@@ -147,6 +150,24 @@ GVR_DEVICE int32_t* positions_of(const BlocksParams& p, int row) {
   return p.topk.indices + row * p.topk.indices_stride;
 }
 
+// Writes the positions of the `ctx.k` largest scores in the first `listed` candidates, which hold
+// `selectable` of them.
+template <int kValues, typename T>
+GVR_DEVICE void select_in(const RowContext<T>& ctx, BlocksShared& own, int listed, int selectable, bool drops,
+                          int32_t* out) {
+  small_row::CtaTile<T, kValues> tile;
+  gather(ctx, own.candidates, listed, tile);
+  uint32_t before = 0;
+  LaneMask<decltype(tile)::kWords> selected;
+  const int items = select_largest(ctx, tile, own, selectable, 0, drops, selected, before);
+  small_row::stage_selected(ctx, tile, selected, before, own.staged);
+  __syncthreads();
+#pragma unroll 1
+  for (int i = ctx.thread; i < ctx.k; i += kThreads) {
+    ptx::store_global(out + i, i < items ? position_of_listed(own.candidates, own.staged[i]) : -1);
+  }
+}
+
 template <typename T, Source kSource>
 __global__ void __launch_bounds__(kThreads, 1)
     blocks_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ BlocksParams p) {
@@ -154,9 +175,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const LaunchTraits traits(kShared ? launch_traits.log2_ctas() : 0, 0, launch_traits.flags & kFlags);
   BlocksShared& own = *reinterpret_cast<BlocksShared*>(storage);
   ptx::grid_take_over();
+  if (kShared) ptx::cluster_arrive_relaxed();  // This CTA runs, and has begun no load to wait for.
   RowJob<T, false> job(p.topk, traits, storage + ptx::unknown_zero(), !kShared);
   RowContext<T>& ctx = job.ctx;
-  if (kShared) arrive_at_start(ctx);
   int given[kGivenPerThread];
   if constexpr (kSource == Source::kGiven) {
     // Each given block is read once, and before the length is known.
@@ -172,7 +193,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   prepare_selection(own, ctx.thread);
   agree_on_row(job, traits, p, own);
   const bool drops = traits.has(LaunchTraits::kDropMasked);
-  int listed = p.block_k, selectable;  // candidates, with places for absent ones, and scores in them
+  int listed = p.block_k, selectable;  // candidates, absent ones among them, and scores in them
+  bool selects = ctx.k > 0, chooses = false;
   if constexpr (kSource == Source::kGiven) {
     accept_given(own, given, ctx.thread, ctx.row.n);
     const int count = static_cast<int>(own.given_count);
@@ -183,20 +205,26 @@ __global__ void __launch_bounds__(kThreads, 1)
       ptx::store_global(chosen + p.block_k - 1, kNoBlock);
       ptx::store_global(chosen + count - 1, blocks_of(ctx.row.n) - 1);
     }
-    if (ctx.k == 0) return;
   } else {
-    const bool publishes = !kShared || ctx.rank == 0, selects = ctx.k > 0 && !(kShared && publishes);
+    const int last = selects ? ctx.ctas - 1 : 0;
+    const bool publishes = ctx.rank == 0;
+    selects = selects && ctx.rank == last;
     const int least = publishes ? p.block_k : ctx.k + 1, most = publishes ? p.block_k : kMaxChosen;
     const int blocks = blocks_of(ctx.row.n);
     int count = min(blocks, most);
-    const bool chooses = blocks > (drops ? 0 : most);
+    chooses = blocks > (drops ? 0 : most);
     if (kShared || chooses) {
       // If a CTA chooses, the first one does, because `block_k` is the least that any of them looks for.
       const int shared = blocks > (drops ? 0 : p.block_k) ? blocks - 1 : 0;
-      if (!share_keys<kSource>(ctx, own.keys(), shared, ctx.k > 0 ? ctx.ctas - 1 : 0)) return;
+      send_keys<kSource>(ctx, own.keys(), shared, last);
+      if (!publishes && ctx.rank != last) {
+        __syncthreads();  // No warp leaves while another one has yet to arrive.
+        return;
+      }
     }
     if (chooses) {
-      count = choose_blocks(ctx, own, least, most - least, drops) + 1;
+      if (kShared) receive_keys(ctx);
+      count = choose_blocks<kSource>(ctx, own, least, most - least, drops) + 1;
       // Registers are short until here, so values that are not needed meanwhile are computed again. The
       // unknown zero keeps the compiler from holding the old ones.
       job.row += ptx::unknown_zero();
@@ -209,38 +237,35 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     const int n = ctx.row.n;
     selectable = scores_in(count, 1, n);
-    if (!publishes) listed = count;
+    listed = count;
     // Publish.
     int32_t* const chosen = p.chosen + job.row * p.blocks_stride;
-#pragma unroll 1
-    for (int i = ctx.thread; i < listed; i += kThreads) {
+#pragma unroll
+    for (int j = 0; j < kGivenPerThread; ++j) {
+      const int i = ctx.thread + j * kThreads;
       int block = i < count ? i : kNoBlock;
       if (chooses && i < count) block = i < count - 1 ? own.staged[i] : blocks_of(n) - 1;
-      own.candidates[i] = block;
-      if (publishes) ptx::store_global(chosen + i, block);
+      own.candidates[i] = i < count ? block : kPastRow;
+      if (publishes && i < p.block_k) ptx::store_global(chosen + i, block);
     }
-    if (!selects) return;
-    if (n <= ctx.k && !drops) {
+    if (selects && n <= ctx.k && !drops) {
       int32_t* const out = positions_of(p, job.row);
 #pragma unroll 1
       for (int i = ctx.thread; i < ctx.k; i += kThreads) ptx::store_global(out + i, i < n ? i : -1);
-      return;
+      selects = false;
     }
     __syncthreads();
   }
-
-  CandidateTile<T> tile;
-  gather(ctx, own.candidates, listed, tile);
-  uint32_t before = 0;
-  LaneMask<CandidateTile<T>::kWords> selected;
-  const int items = select_largest(ctx, tile, own, selectable, 0, drops, selected, before);
-  small_row::stage_selected(ctx, tile, selected, before, own.staged);
-  __syncthreads();
-  int32_t* const out = positions_of(p, job.row);
-#pragma unroll 1
-  for (int i = ctx.thread; i < ctx.k; i += kThreads) {
-    ptx::store_global(out + i, i < items ? position_of_listed(own.candidates, own.staged[i]) : -1);
+  if (selects) {
+    // Few candidates take half a tile.
+    if (listed * kBlockScores <= kThreads * kValuesPerThread) {
+      select_in<kValuesPerThread>(ctx, own, listed, selectable, drops, positions_of(p, job.row));
+    } else {
+      select_in<kWideValuesPerThread>(ctx, own, listed, selectable, drops, positions_of(p, job.row));
+    }
   }
+  // CTAs that have read another length may still be sending.
+  if (kShared && !chooses) receive_keys(ctx);
 }
 
 }  // namespace gvr_topk::blocks

@@ -54,6 +54,7 @@ struct CtaTile {
   // Whether there are registers for the bin of each element (small_row/value_window.cuh).
   static constexpr bool kKeepsBins = kValues <= kWideValuesPerThread;
   static constexpr int kVecs = kValues / kPerVec<T>;
+  static constexpr int vecs = kVecs;  // vectors in use; a derived tile may use fewer
   static constexpr int kGroup = 32 * kPerVec<T>;
   static constexpr int kSize = kValues;
   static constexpr bool kLoadsEarly = kValues <= kValuesPerThread;
@@ -193,6 +194,7 @@ GVR_DEVICE void stage_selected(const Context& ctx, const Tile& tile, const LaneM
   uint32_t position = tile.begin + ctx.lane * kPerVec<T>;
 #pragma unroll
   for (int w = 0; w < Tile::kWords; ++w) {
+    if (w * kWordVecs >= tile.vecs) break;
     const uint32_t word = selected.word[w];
     const uint32_t counts = packed_counts<T>(word);
     uint32_t upto = ptx::inclusive_scan(counts);
@@ -200,7 +202,7 @@ GVR_DEVICE void stage_selected(const Context& ctx, const Tile& tile, const LaneM
     upto -= counts;
 #pragma unroll
     for (int j = 0; j < kWordVecs; ++j) {
-      if (w * kWordVecs + j >= Tile::kVecs) break;
+      if (w * kWordVecs + j >= tile.vecs) break;
       uint32_t slot = storage + 2 * (before + (upto & kFieldMask));
 #pragma unroll
       for (int e = 0; e < kPerVec<T>; ++e) {
