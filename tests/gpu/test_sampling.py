@@ -78,7 +78,7 @@ def drawn(rows: int, draw: torch.Generator) -> dict[str, Tensor]:
 
     return {
         "temperature": some([0.0, 0.3, 0.7, 1.0, 1.0, 1.5, 5.0], torch.float32),
-        "top_k": some([0, 0, 0, 1, 2, 20, 50, 50, 256, 1000, 2048, 5000, -1], torch.int32),
+        "top_k": some([0, 0, 0, 1, 2, 20, 50, 86, 100, 128, 200, 255, 1000, 2048, 5000, -1], torch.int32),
         "top_p": some([1.0, 1.0, 0.9, 0.9, 0.5, 0.99, 0.1, 0.0, 1e-30], torch.float32),
         "min_p": some([0.0, 0.0, 0.05, 0.3, 1e-4, 1.0], torch.float32),
         "seeds": torch.randint(-(2**62), 2**62, (rows,), generator=draw),
@@ -113,6 +113,8 @@ def test_all_kinds_of_rows_in_one_call(width: int, dtype: torch.dtype, seed: int
         {"min_p": 0.05, "top_p": 0.9},
         {"top_k": 20, "top_p": 0.8, "min_p": 0.02, "order": "hf"},
         {"top_k": 40, "temperature": 0.7, "order": "temperature_last"},
+        {"top_k": 100},
+        {"top_k": 200, "order": "hf"},
         {"top_k": 300, "noise": "murmur"},
         {"top_k": 1000, "top_p": 0.9},
         {"top_k": 128_256, "min_p": 0.3},

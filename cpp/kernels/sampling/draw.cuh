@@ -156,22 +156,20 @@ GVR_DEVICE uint32_t put_maximum(const Team& team, uint32_t key, bool by_group) {
 }
 
 // The least of this warp's keys that fewer than `share` of those in `maxima` exceed. `own` is one of them. A
-// block barrier stands before. For a large share a quarter of those in `maxima` stands for all: more tokens
-// than one CTA takes reach the key anyway. Halves differ by less than 2^31, so the sign of their difference
-// is a comparison in one instruction; of keys with one half none exceeds the other.
+// block barrier stands before. Halves differ by less than 2^31, so the sign of their difference is a
+// comparison in one instruction; of keys with one half none exceeds the other.
 GVR_DEVICE uint32_t find_reached(const Team& team, bool by_group, uint32_t own, int share) {
   const int count = by_group ? kGroups : kThreads;
-  const int stride = share > kThreads / 3 ? 4 : 1;
   const uint32_t half = own / 2;
   uint32_t greater = 0;
 #pragma unroll 4
-  for (int i = 0; i < count; i += 4 * stride) {
+  for (int i = 0; i < count; i += 4) {
     const uint4 others = *reinterpret_cast<const uint4*>(&team.smem().maxima[i]);
     greater += ((half - others.x) >> 31) + ((half - others.y) >> 31) + ((half - others.z) >> 31) +
                ((half - others.w) >> 31);
   }
   ptx::reconverge(team.zero);
-  const bool reaches = static_cast<int>(greater) < share / stride;
+  const bool reaches = static_cast<int>(greater) < share;
   return __reduce_min_sync(0xffffffffu, reaches ? own : kMaxKey);
 }
 
