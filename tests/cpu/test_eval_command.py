@@ -36,13 +36,13 @@ def unboxed(text: str) -> str:
 
 
 def test_every_program_is_a_verb() -> None:
-    """But for the compiler of a peer, and for what verbs start in processes of their own."""
+    """But for the compilers of peers, and for what verbs start in processes of their own."""
     programs = {
         f"{path.parent.name}.{path.stem}"
         for path in EVAL.glob("*/*.py")
         if re.search(r"^def main\(", path.read_text(), re.M)
     }
-    others = {"bench.cudnn_topk", "campaigns.guard", "engines.vllm_engine"}
+    others = {"bench.cudnn_topk", "bench.vllm_merge", "campaigns.guard", "engines.vllm_engine"}
     assert {verb.module for verb in VERBS.values()} == programs - others
 
 
@@ -157,7 +157,8 @@ def test_modules_have_no_second_entry() -> None:
     files = [*EVAL.glob("*.py"), *EVAL.glob("*/*.py")]
     entries = {file.name for file in files if re.search(r"^if __name__ == ", file.read_text(), re.M)}
     started = {"guard.py", "probe_build.py", "vllm_engine.py"}
-    compilers = {"cudnn_topk.py"}  # makes a library for `--baseline-dir`, in an environment of its own
+    # These make libraries for `--baseline-dir`, in environments of their own.
+    compilers = {"cudnn_topk.py", "vllm_merge.py"}
     assert entries == {"__main__.py", *started, *compilers}
 
 
