@@ -49,6 +49,7 @@ class Written:
 
     columns: str = ""  # the argument that says how many columns of each row are written; empty if all are
     shown: str = ""  # name of the tensor in messages, if that is not the argument's
+    over: str = ""  # the argument that may be the same tensor, which a row is read from before it is written
 
 
 Output = Annotated[Tensor, Written()]
@@ -424,21 +425,21 @@ class Checks:
             raise self.fail("flags", f"no bits outside of {known}", flags)
 
     def memory(self, arguments: NamedTuple) -> None:
-        """Check that no written tensor of a call shares memory with another one."""
+        """Check that no written tensor of a call shares memory with another one, but as its mark says."""
         tensors = [
-            (written is not None, (written and written.shown) or name, written and written.columns, tensor)
-            for (name, kind, _, written), tensor in zip(
-                _arguments_of(type(arguments)), arguments, strict=True
-            )
+            (mark is not None, (mark and mark.shown) or name, mark, tensor)
+            for (name, kind, _, mark), tensor in zip(_arguments_of(type(arguments)), arguments, strict=True)
             if kind == "Tensor" and tensor is not None
         ]
         others: list[tuple[str, _Runs]] = []
-        for written, name, columns, tensor in sorted(tensors, key=lambda each: each[0]):
+        for written, name, mark, tensor in sorted(tensors, key=lambda each: each[0]):
+            columns, over = (mark.columns, mark.over) if mark else ("", "")
             runs = _runs(tensor, getattr(arguments, columns) if columns else None)
             if runs is None:
                 continue
             for other, its in others if written else ():
-                if _overlap(runs, its):
+                same = other == over and (runs.begin, runs.stride) == (its.begin, its.stride)
+                if _overlap(runs, its) and not same:
                     raise self.fail(name, "memory of its own", f"memory shared with {other}")
             others.append((name, runs))
 

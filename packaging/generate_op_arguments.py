@@ -68,7 +68,8 @@ def translate(line: ast.AnnAssign, aliases: dict[str, ast.expr]) -> Argument:
         mark = dict(zip(("columns", "shown"), (word.value for word in call.args), strict=False))
         mark |= {key.arg: key.value.value for key in call.keywords}
         columns = f", a.{mark['columns']}" if mark.get("columns") else ""
-        memory = f'memory.writes("{mark.get("shown", name)}", a.{name}{columns});'
+        over = f', "{mark["over"]}"' if "over" in mark else ""
+        memory = f'memory.writes("{mark.get("shown", name)}", a.{name}{columns}{over});'
     elif text != "Tensor":
         raise ValueError(f"{name}: wanted int, float or a Tensor, which may be marked Written, got {text}")
     return Argument(name, f"{prefix}Tensor", f"{prefix}GivenTensor", memory)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gvr_topk import indexer_topk_decode
 from gvr_topk.distributed import Shards, sharded_sample, sharded_topk
 from gvr_topk.evaluation.oracle import sorted_row
 from gvr_topk.sampling import sample
@@ -95,6 +96,7 @@ def some_case(rng: np.random.Generator, world: int) -> Case:
         "gather": bool(rng.random() < 0.3),
         "peer_memory": bool(rng.random() < 0.5),
         "expected": some_guesses(rng, k, [np.clip(end, 0, None) for end in ends]),
+        "selected": rng.random(world) < 0.3,
     }
 
 
@@ -115,14 +117,18 @@ def call(case: Case, group: dist.ProcessGroup | None = None, device: str = "cpu"
         group, case["ownership"], device, record=case["record"], peer_memory=case.get("peer_memory", True)
     )
     part, guess = case["parts"][shards.rank], case["expected"][shards.rank]
+    length = case["lengths"][shards.rank].to(device)
     rows, k = len(part), case["k"]
     wide = torch.full((rows, part.shape[1] + 3), INF, dtype=part.dtype, device=device)
     wide[:, : part.shape[1]] = part
     out, local = (torch.full((rows, k + 2), POISON, dtype=torch.int32, device=device) for _ in range(2))
     counts = torch.full((rows,), POISON, dtype=torch.int32, device=device)
+    selected = bool(case["selected"][shards.rank]) if "selected" in case else False
+    if selected:
+        indexer_topk_decode(part.to(device), length, k, out=out[:, :k])
     returned = sharded_topk(
         wide[:, : part.shape[1]],
-        case["lengths"][shards.rank].to(device),
+        length,
         k,
         shards=shards,
         out=out,
@@ -130,6 +136,7 @@ def call(case: Case, group: dist.ProcessGroup | None = None, device: str = "cpu"
         counts=counts,
         gather=case["gather"],
         expected=None if guess is None else guess.to(device),
+        selected=selected,
     )
     assert returned.positions is out and returned.local is local and returned.counts is counts
     return out.cpu(), local.cpu(), counts.cpu()

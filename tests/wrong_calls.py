@@ -547,6 +547,8 @@ WRONG_SHARDED: list[Row] = [
     ("step: wanted dtype int64, got int32", i32(1)),
     ("step: wanted 1 to 1, got 2", i64(2)),
     shared("local", "out", i32(2, 8), i32(2, 8, offset=4)),
+    shared("out", "best", i32(2, 8), i32(2, 8, offset=4)),
+    shared("out", "best", i32(2, 8, strides=(16, 1)), i32(2, 8, strides=(8, 1))),
 ]
 
 

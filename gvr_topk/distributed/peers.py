@@ -8,13 +8,13 @@ import socket
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gvr_topk.arguments import Checks, Output, Results
+from gvr_topk.arguments import Checks, Output, Results, Written
 from gvr_topk.constants import HEADER_WORDS, MAX_WIDTH, PEER_CELLS, PEER_CTAS, PEER_MAX_K, PEER_RANKS
 from gvr_topk.ops import Op, register
 
@@ -24,8 +24,9 @@ SHARDED = Checks("gvr_topk.sharded_topk")
 class ShardedArguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.sharded_topk``, in the order of its schema.
 
-    `gvr_topk.distributed.sharded_topk` selects the `best` positions of this rank's part, which ascend, and
-    then calls this. `first_word`, `second_word` and the step are its header. `Peers` has the rest.
+    `gvr_topk.distributed.sharded_topk` selects the `best` positions of this rank's part, in whose order
+    results are, and then calls this; `out` may be `best`. `first_word`, `second_word` and the step are its
+    header. `Peers` has the rest.
 
     Attributes
     ----------
@@ -40,7 +41,7 @@ class ShardedArguments(NamedTuple):
     logits: Tensor
     lengths: Tensor
     best: Tensor
-    out: Results
+    out: Annotated[Tensor, Written("k", over="best")]
     local: Results
     counts: Output
     inboxes: Tensor

@@ -79,6 +79,7 @@ def sharded_topk(
     gather: bool = False,
     expected: Tensor | None = None,
     step: int | Tensor = 0,
+    selected: bool = False,
 ) -> ShardedTopk:
     """Select the `k` largest scores of rows whose parts lie on several ranks, exactly.
 
@@ -111,6 +112,10 @@ def sharded_topk(
         graph can hold the call. In memory of all ranks it saves nothing.
     step : int, or Tensor of one element, int64, same device, default 0
         A number that ranks have to agree on, such as that of a decode step.
+    selected : bool, default False
+        Whether `out` has the `k` best positions of this rank's part, in any order, with -1 for none, as from
+        `gvr_topk.indexer_topk_decode` or `gvr_topk.indexer_topk_prefill`. They are not selected again then,
+        and this rank's results are in their order. Ranks may differ in it.
 
     Returns
     -------
@@ -144,9 +149,15 @@ def sharded_topk(
     """
     k = CHECKS.integer("k", k)
     gather = CHECKS.flag("gather", gather)
+    selected = CHECKS.flag("selected", selected)
     _check(logits, lengths, k, shards, out, local, counts, expected, step)
     shards.check()
-    best = indexer_topk_decode(logits, lengths, k, state=state, row_slot=row_slot)
+    if not selected:
+        best = indexer_topk_decode(logits, lengths, k, state=state, row_slot=row_slot)
+    elif out is not None:
+        best = out[:, :k]
+    else:
+        raise CHECKS.fail("selected", "out with what is selected", "none")
     if shards.peers is not None and k <= PEER_MAX_K:
         results = (
             torch.empty_like(best) if gather or out is None else out,

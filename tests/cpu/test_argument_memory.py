@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from gvr_topk.arguments import Checks, _overlap, _runs
+from gvr_topk.distributed.peers import SHARDED
+from tests.wrong_calls import sharded_arguments
 
 BUFFER = torch.zeros(256, dtype=torch.int16)
 """Of two bytes each, so that a count of elements is no count of bytes."""
@@ -70,3 +72,21 @@ def test_an_inner_stride_counts_from_two_columns_on() -> None:
         checks.tensor("x", gaps, like, torch.float32, (2, columns), strided=True)
         with pytest.raises(ValueError, match=f"^x: wanted inner stride 1, got {step}$"):
             checks.tensor("x", gaps, like, torch.float32, (2, columns))
+
+
+def test_results_may_be_the_tensor_that_their_mark_names() -> None:
+    """As it is, with further columns, and as one row; not its memory alone."""
+    buffer = torch.zeros(64, dtype=torch.int32)
+
+    def rows(count: int, columns: int, stride: int, offset: int = 0) -> Tensor:
+        return buffer.as_strided((count, columns), (stride, 1), offset)
+
+    best = rows(2, 8, 12)
+    for out in (best, rows(2, 10, 12), rows(2, 8, 12)):
+        SHARDED.memory(sharded_arguments("cpu", {})._replace(best=best, out=out))
+    SHARDED.memory(sharded_arguments("cpu", {})._replace(best=best[:1], out=rows(1, 12, 12)))
+    for name, out in (("out", rows(2, 8, 24)), ("out", rows(2, 8, 12, 4)), ("local", best)):
+        with pytest.raises(
+            ValueError, match=f"{name}: wanted memory of its own, got memory shared with best"
+        ):
+            SHARDED.memory(sharded_arguments("cpu", {})._replace(**{"best": best, name: out}))

@@ -162,6 +162,30 @@ def test_state_changes_nothing_and_is_written() -> None:
     assert shard_ranks.in_threads(2, work) == [True, True]
 
 
+def test_results_are_in_the_order_of_what_was_selected() -> None:
+    draw = torch.Generator().manual_seed(4)
+    parts = [torch.randn(5, 90, generator=draw).round() for _ in range(3)]
+    lengths, k = torch.tensor([90, 20, 0, 90, 7], dtype=torch.int32), 30
+    order = torch.randperm(k, generator=draw)
+
+    def work(group: dist.ProcessGroup) -> Any:
+        shards = Shards(group, 16)
+        part = parts[shards.rank]
+        best = indexer_topk_decode(part, lengths, k)[:, order]
+        got = sharded_topk(part, lengths, k, shards=shards, out=best.clone(), selected=True)
+        usual = sharded_topk(part, lengths, k, shards=shards)
+        assert torch.equal(got.counts, usual.counts)
+        for row, count in enumerate(got.counts.tolist()):
+            kept = best[row][torch.isin(best[row], usual.local[row]) & (best[row] >= 0)]
+            assert torch.equal(got.local[row, :count], kept) and bool((got.local[row, count:] == -1).all())
+            where = got.local[row, :count].sort().indices
+            assert torch.equal(got.positions[row, :count][where], usual.positions[row, :count])
+        return int(got.counts.sum())
+
+    counts = shard_ranks.in_threads(3, work)
+    assert sum(counts) == 30 + 30 + 0 + 30 + 21 and min(counts) > 0
+
+
 DISAGREEMENTS = {
     "k": ({"k": 5}, "k 4 on rank 0 and k 5 on rank 1"),
     "rows": ({"rows": 3}, "rows 2 on rank 0 and rows 3 on rank 1"),
@@ -266,6 +290,8 @@ WRONG_CALLS = {
     "counts": ({"counts": torch.zeros(3, dtype=torch.int32)}, "counts: wanted shape [2], got [3]"),
     "expected": ({"expected": LENGTHS[:1]}, "expected: wanted shape [2], got [1]"),
     "gather": ({"gather": 1}, "gather: wanted true or false, got 1"),
+    "selected": ({"selected": True}, "selected: wanted out with what is selected, got none"),
+    "kind of selected": ({"selected": 1}, "selected: wanted true or false, got 1"),
     "step": ({"step": "a"}, "step: wanted an integer, got 'a'"),
     "step's dtype": ({"step": torch.zeros(1)}, "step: wanted dtype int64, got float32"),
     "step's shape": ({"step": torch.zeros(2).long()}, "step: wanted shape [1], got [2]"),

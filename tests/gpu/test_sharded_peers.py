@@ -45,13 +45,14 @@ class Ranks:
         best: Sequence[Tensor] | None = None,
         headers: Sequence[tuple[int, int]] | None = None,
         step: int | Tensor = 0,
+        found: list[tuple[Tensor, Tensor, Tensor]] | None = None,
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Run one call as every rank for which there is a part."""
         interleave = 0 if isinstance(ownership, str) else ownership
         best = best or [
             indexer_topk_decode(part, length, k) for part, length in zip(parts, lengths, strict=True)
         ]
-        found = self.results(len(parts[0]), k)
+        found = found or self.results(len(parts[0]), k)
         # Code is loaded and memory allocated before a kernel waits for one that is not launched yet.
         torch.cuda.synchronize()
         for rank, (part, length) in enumerate(zip(parts, lengths, strict=True)):
@@ -204,6 +205,31 @@ def test_graphs_whose_rows_and_step_change(world: int) -> None:
                 graph.replay()
         torch.cuda.synchronize()
         compare(ranks, found, whole, length, K)
+
+
+@pytest.mark.parametrize("rows", [3, 5 * PEER_CTAS])
+def test_results_in_the_place_of_what_was_selected(rows: int) -> None:
+    """What was selected is in any order, with -1 in between, and results are in that order."""
+    draw, ranks = torch.Generator("cuda").manual_seed(rows), Ranks(2)
+    whole, length = whole_rows("tied", rows, 9000, draw), 3000
+    parts, lengths = parts_of(whole, length, 2)
+    order = torch.randperm(K, device="cuda", generator=draw)
+    best = [indexer_topk_decode(*each, K)[:, order] for each in zip(parts, lengths, strict=True)]
+    assert all(bool((each == -1).any()) for each in best)
+    found = ranks.results(rows, K)
+    for each, (out, _, _) in zip(best, found, strict=True):
+        out[:, :K] = each
+    ranks.choose(parts, lengths, K, TURN, [out[:, :K] for out, _, _ in found], found=found)
+    for rank, (out, local, counts) in enumerate(found):
+        shares = wanted(whole, length, K, 2, rank)
+        assert torch.equal(counts, shares[2])
+        for got, share_of_rank in zip((out, local), shares, strict=False):
+            assert torch.equal(got[:, :K].sort(1).values, share_of_rank.sort(1).values)
+            assert bool((got[:, K:] == POISON).all())
+        for row in range(3):
+            kept = best[rank][row][torch.isin(best[rank][row], shares[1][row]) & (best[rank][row] >= 0)]
+            assert torch.equal(local[row, : int(counts[row])], kept)
+    heard(ranks)
 
 
 def ordinary(world: int, rows: int = 3) -> tuple[list[Tensor], list[Tensor]]:

@@ -61,7 +61,8 @@ GVR_DEVICE uint32_t key_of(Dtype dtype, uint32_t bits) {
   return order_key(__half2float(__ushort_as_half(static_cast<uint16_t>(bits))));
 }
 
-// The k best items of this rank's part, consecutive ones in a thread.
+// The k best items of this rank's part, consecutive ones in a thread. All of a row are read before its
+// results are written, because these may take their place.
 struct Items {
   int32_t position[kEach];
   uint64_t word[kEach] = {};  // 0: none
