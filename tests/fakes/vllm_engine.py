@@ -172,6 +172,8 @@ class Runner:
         Budget of the scores of a chunk.
     dcp, pcp : int, bool
         Ranks that share the keys, and whether others do in prompts, as far as the builder says so.
+    part : tuple of int
+        Number of this rank, ranks that do share the keys, and how many of these go to each in turn.
     tp : int
         Ranks that share the rows of prompts, of which this is one.
     **model
@@ -197,6 +199,7 @@ class Runner:
         device: str = "cpu",
         logits_bytes: int = 1 << 29,
         dcp: int = 1,
+        part: tuple[int, int, int] = (0, 1, 1),
         pcp: bool = False,
         tp: int = 1,
         **model: Any,
@@ -213,10 +216,11 @@ class Runner:
             compilation_config=SimpleNamespace(max_cudagraph_capture_size=8),
             kernel_config=SimpleNamespace(sparse_indexer_topk_backend=backend),
             use_v2_model_runner=v2,
-            model_config=SimpleNamespace(hf_text_config=SimpleNamespace(**model)),
+            model_config=SimpleNamespace(hf_text_config=SimpleNamespace(**model), max_model_len=width),
             fake_flattening=flattening,
             fake_logits_bytes=logits_bytes,
             fake_dcp=dcp,
+            fake_part=part,
             fake_pcp=pcp,
             fake_tp=tp,
         )
@@ -236,6 +240,9 @@ class Runner:
         self.layers = [
             attention.DeepseekV32Attention(cache, topk, width, self.buffer, backend) for cache in self.caches
         ]
+        for each in self.layers:
+            op = each.indexer_op
+            op.dcp_rank, op.dcp_world_size, op.cp_interleave = part
         self.everything: dict[str, torch.Tensor] = {}  # what each layer has left in the buffer
         self.free = list(range(seqs))  # the last one is given first
         self.generator = torch.Generator().manual_seed(0)

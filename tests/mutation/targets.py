@@ -46,6 +46,7 @@ _VLLM_SAMPLER = (
     "test_integration_vllm_sampler.py",
     "test_integration_vllm_sampler_verify.py",
 )
+_VLLM_DCP = ("test_integration_vllm_dcp.py", "-k", "not processes")
 _SGLANG = ("test_sglang.py", "test_sglang_sampler.py")
 _TENSORRT_LLM = (
     "test_integration_models.py",
@@ -130,9 +131,13 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/integrations/tensorrt_llm/type_hints.py": ("test_integration_kit.py",),
     "gvr_topk/integrations/sglang/sampler.py": ("test_sglang_sampler.py",),
     "gvr_topk/integrations/vllm/candidates.py": ("test_integration_vllm_candidates.py",),
+    "gvr_topk/integrations/vllm/dcp.py": _VLLM_DCP,
     "gvr_topk/integrations/vllm/drafts.py": ("test_integration_vllm_drafts.py",),
     "gvr_topk/integrations/vllm/logprobs.py": ("test_integration_vllm_logprobs.py",),
-    "gvr_topk/integrations/vllm/plugin.py": ("test_integration_vllm.py", _VLLM_SLICES, *_VLLM_SAMPLER),
+    "gvr_topk/integrations/vllm/plugin.py": (
+        *("test_integration_vllm.py", _VLLM_SLICES, *_VLLM_SAMPLER),
+        *_VLLM_DCP,
+    ),
     "gvr_topk/integrations/vllm/sampler.py": _VLLM_SAMPLER[1:],
     "gvr_topk/integrations/vllm/slices.py": (_VLLM_SLICES,),
 }

@@ -58,6 +58,7 @@ class Engine:
             environment.verify_calls()
             environment.sampler()
             environment.slices()
+            environment.dcp()
         except ValueError as error:
             return Outlook(None, str(error))
         mode = asked or self.default

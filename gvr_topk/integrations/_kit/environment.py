@@ -17,6 +17,9 @@
 ``GVR_TOPK_VLLM_SLICES``
     ``1``, or ``force``, on: vLLM scores long prompts in slices of their keys. Unset is ``0``. It needs the
     integration itself to be on.
+``GVR_TOPK_VLLM_DCP``
+    ``1``, or ``force``, on: ranks of vLLM's decode context parallelism agree on the k-th score in place of
+    merging candidates. Unset is ``0``. It needs the integration itself to be on. The same on all ranks.
 ``GVR_TOPK_VLLM_METRICS_DIR``
     Directory in which every process of vLLM keeps a file of its counters in Prometheus text format.
 ``TRTLLM_GVR_TOPK``
@@ -57,6 +60,7 @@ ENABLE_VLLM = "GVR_TOPK_VLLM"
 ENABLE_SGLANG = "GVR_TOPK_SGLANG"
 ENABLE_SAMPLER = "GVR_TOPK_SAMPLER"
 ENABLE_SLICES = "GVR_TOPK_VLLM_SLICES"
+ENABLE_DCP = "GVR_TOPK_VLLM_DCP"
 METRICS_DIR_VLLM = "GVR_TOPK_VLLM_METRICS_DIR"
 ENABLE_TRTLLM = "TRTLLM_GVR_TOPK"
 ENABLE_SAMPLER_TRTLLM = "TRTLLM_GVR_TOPK_SAMPLER"
@@ -107,6 +111,11 @@ def sampler(variable: str = ENABLE_SAMPLER) -> bool:
 def slices() -> bool:
     """Whether ``GVR_TOPK_VLLM_SLICES`` asks for scores in slices; see `user_mode`."""
     return user_mode(ENABLE_SLICES) not in (None, Mode.OFF)
+
+
+def dcp() -> bool:
+    """Whether ``GVR_TOPK_VLLM_DCP`` asks for ranks that agree on the k-th score; see `user_mode`."""
+    return user_mode(ENABLE_DCP) not in (None, Mode.OFF)
 
 
 def drafts() -> bool:
@@ -179,6 +188,7 @@ def describe() -> list[tuple[str, str]]:
         ENABLE_SGLANG: lambda: user_mode(ENABLE_SGLANG),
         ENABLE_SAMPLER: sampler,
         ENABLE_SLICES: slices,
+        ENABLE_DCP: dcp,
         ENABLE_SAMPLER_TRTLLM: lambda: sampler(ENABLE_SAMPLER_TRTLLM),
         VERIFY: verify_calls,
         VERIFY_TRTLLM: verify_calls,

@@ -33,12 +33,12 @@ class BackendSwitch(Switch):
     mode : Mode
         ``ON`` or ``FORCE``.
     say : Say
-    kind : str
-        What the log calls these calls; empty for decode.
+    kind, own : str
+        What the log calls these calls, and vLLM's function, as in `Switch`.
     """
 
-    def __init__(self, mode: Mode, say: Say, kind: str = "") -> None:
-        super().__init__(ENGINE.name, say, kind)
+    def __init__(self, mode: Mode, say: Say, kind: str = "", own: str = "") -> None:
+        super().__init__(ENGINE.name, say, kind, own)
         self._mode = mode
 
     def reason_against(self, backend: Any) -> str:

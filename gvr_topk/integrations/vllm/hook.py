@@ -31,6 +31,7 @@ from gvr_topk.integrations._kit.signatures import argument, check_object
 from gvr_topk.integrations._kit.verify import Selected, Verifier
 from gvr_topk.integrations.vllm.backend import BackendSwitch
 from gvr_topk.integrations.vllm.candidates import CandidatesHook
+from gvr_topk.integrations.vllm.dcp import DcpHook
 from gvr_topk.integrations.vllm.metrics import CallMetrics
 from gvr_topk.integrations.vllm.prefill import PrefillCall, PrefillHook, PrefillOp
 from gvr_topk.integrations.vllm.rows import ATTRIBUTE, RequestStates, Rows
@@ -77,6 +78,7 @@ class LayerHook:
         self._verifier = Verifier.if_asked_for(ENGINE.name, say)
         self._prefill = PrefillHook(metrics, mode, say, self._verifier)
         self.candidates = CandidatesHook(metrics, mode, say)
+        self.dcp: DcpHook | None = None  # where it is asked for
         self._slices = SlicesHook(lambda: getattr(self._local, "layer", None), say)
         self._states: weakref.WeakKeyDictionary[Any, RequestStates | None] = weakref.WeakKeyDictionary()
         self._layers: set[str] = set()
@@ -94,6 +96,8 @@ class LayerHook:
         def build(builder: Any, *args: Any, **kwargs: Any) -> Any:
             self._prefill.note_backend(builder)
             self.candidates.note_backend(builder)
+            if self.dcp is not None:
+                self.dcp.note_builder(builder)
             self._layers.update(getattr(builder, "layer_names", ()))
             make = functools.partial(original, builder, *args, **kwargs)
             metadata = self._slices.build(builder, make) if self._prefill.takes_slices else make()

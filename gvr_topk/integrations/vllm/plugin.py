@@ -22,6 +22,7 @@ from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import LogOnce, one_line
 from gvr_topk.integrations._kit.signatures import Checker, PatchPoint, check_live
 from gvr_topk.integrations._kit.transaction import Transaction
+from gvr_topk.integrations.vllm.dcp import DcpHook
 from gvr_topk.integrations.vllm.drafts import DraftsHook
 from gvr_topk.integrations.vllm.hook import LayerHook
 from gvr_topk.integrations.vllm.imports import unwatch, watch
@@ -37,6 +38,7 @@ from gvr_topk.integrations.vllm.upstream import (
     ENGINE,
     INDEXER,
     INDEXER_MODULE,
+    MERGE,
     POINTS,
     PREFILL,
     RESOLVE,
@@ -58,6 +60,7 @@ LOGGER = "vllm.gvr_topk"
 OPTIONAL = (
     ("candidate blocks", lambda: True, (CANDIDATES,)),
     ("scores of long prompts", environment.slices, (SPLIT, SCORES)),
+    ("the merge of ranks", environment.dcp, (MERGE,)),
     ("log-probabilities", environment.sampler, (TOPK_SCORES,)),
     ("the sampler", environment.sampler, (SAMPLE,)),
     ("drafts", environment.drafts, (VERIFY_DRAFTS,)),
@@ -95,6 +98,9 @@ class _Integration:
         self.asked_for[CALLED_CANDIDATES] = self.hook.candidates.wrap
         if environment.slices():
             self.asked_for |= {SPLIT: self.hook.wrap_split, SCORES: self.hook.wrap_scores}
+        if environment.dcp():
+            self.hook.dcp = DcpHook(mode, self.metrics, self.say)
+            self.asked_for[MERGE] = self.hook.dcp.wrap
         if environment.sampler():
             self.asked_for[TOPK_SCORES] = LogprobsHook(*reports).wrap
             self.asked_for[SAMPLE] = SamplerHook(*reports).wrap
@@ -127,6 +133,7 @@ class _Integration:
             if self._replace_prefill(hook, module):
                 self._wrap_if_asked_for(module, SCORES, "scores of prompts stay")
             self._wrap_if_asked_for(module, CALLED_CANDIDATES, "candidate blocks stay")
+            self._wrap_if_asked_for(module, MERGE, "the merge of ranks stays")
             if callable(getattr(module, RESOLVE.name, None)):
                 self.patches.wrap(module, RESOLVE.name, hook.wrap_resolve)
         elif name == ATTENTION_MODULE and callable(getattr(module, INDEXER.name, None)):

@@ -9,7 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gvr_topk.integrations._kit.engine import Engine
-from gvr_topk.integrations._kit.environment import ENABLE_SAMPLER, ENABLE_SLICES, ENABLE_VLLM, Mode
+from gvr_topk.integrations._kit.environment import (
+    ENABLE_DCP,
+    ENABLE_SAMPLER,
+    ENABLE_SLICES,
+    ENABLE_VLLM,
+    Mode,
+)
 from gvr_topk.integrations._kit.signatures import PatchPoint
 
 ENGINE = Engine("vLLM", "vllm", ENABLE_VLLM, Mode.ON, ("0.33",), "vllm.general_plugins")
@@ -98,6 +104,13 @@ SCORES = PatchPoint(
     ("q", "kv", "weights", "cu_seqlen_ks", "cu_seqlen_ke", "max_seqlen_k"),
     f"with {ENABLE_SLICES}=1 wrapped where {INDEXER_MODULE} calls it: scores those chunks in slices",
 )
+MERGE = PatchPoint(
+    "_merge_dcp_topk_global",
+    "function",
+    INDEXER_MODULE,
+    ("logits", "topk_indices", "topk_tokens", "dcp_rank", "dcp_world_size", "cp_interleave", "row_starts"),
+    f"with {ENABLE_DCP}=1 wrapped: ranks agree on the k-th score; the original stays as the fallback",
+)
 TOPK_SCORES = PatchPoint(
     "compute_topk_scores",
     "function",
@@ -153,8 +166,8 @@ COMMON_OBJECT = PatchPoint(
 
 POINTS = (TOP_K, PREFILL, BUILD, INDEXER, BUILDER_OBJECT, METADATA_OBJECT, COMMON_OBJECT)
 """All points that must be there, in the order in which they are reported. Without `CANDIDATES`,
-`TOPK_SCORES`, `SAMPLE`, `VERIFY_DRAFTS`, or `SPLIT` and `SCORES`, only candidate blocks, log-probabilities,
-draws, drafts or chunks stay vLLM's own."""
+`MERGE`, `TOPK_SCORES`, `SAMPLE`, `VERIFY_DRAFTS`, or `SPLIT` and `SCORES`, only candidate blocks, the merge
+of ranks, log-probabilities, draws, drafts or chunks stay vLLM's own."""
 
 WATCHED = (TOP_K_MODULE, INDEXER_MODULE, BUILDER_MODULE, ATTENTION_MODULE, *SAMPLER_MODULES, V1_RUNNER_MODULE)
 """Modules that are patched, or noticed, after their import."""

@@ -3,7 +3,7 @@
 import torch
 
 from vllm import _custom_ops as ops
-from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.distributed import get_dcp_group, get_tensor_model_parallel_rank
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.kernels.attention.dsa.candidate_blocks import (
     apply_candidate_mask as _apply_candidate_mask,
@@ -19,6 +19,35 @@ from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerMetadata
 
 def as_fp32_logits(logits: torch.Tensor, row_ends: torch.Tensor) -> torch.Tensor:
     return logits if logits.dtype == torch.float32 else logits.float()
+
+
+def _merge_dcp_topk_global(
+    logits: torch.Tensor,
+    topk_indices: torch.Tensor,
+    topk_tokens: int,
+    dcp_rank: int,
+    dcp_world_size: int,
+    cp_interleave: int,
+    row_starts: torch.Tensor | None = None,
+) -> None:
+    """The k best candidates of all ranks, of equal ones the first positions, in no order, -1 padded."""
+    if dcp_world_size <= 1:
+        return
+    local = topk_indices.long()
+    columns = local.clamp(min=0) + (0 if row_starts is None else row_starts[:, None])
+    scores = torch.full(local.shape, -torch.inf)
+    if logits.shape[1]:
+        scores = logits.gather(1, columns.clamp(max=logits.shape[1] - 1))
+    turns = torch.div(local, cp_interleave, rounding_mode="floor")
+    places = (turns * dcp_world_size + dcp_rank) * cp_interleave + local % cp_interleave
+    packed = torch.stack((scores, torch.where(local < 0, -1, places).float()), 2)
+    scores, places = get_dcp_group().all_gather(packed, dim=1).unbind(2)
+    order = places.argsort(dim=1, stable=True)
+    ranked = scores.gather(1, order).argsort(dim=1, descending=True, stable=True)
+    order = order.gather(1, ranked)
+    absent = (places.gather(1, order) < 0).to(torch.uint8)
+    order = order.gather(1, absent.argsort(dim=1, stable=True))[:, :topk_tokens]
+    topk_indices.copy_(places.gather(1, order).int())
 
 
 def sparse_attn_indexer(
@@ -74,26 +103,40 @@ def sparse_attn_indexer(
             q = torch.zeros((len(starts), chunk.total_seq_lens), device=kv_cache.device)
             for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
                 q[row, start:end] = kv_cache[first + row, : max(end - start, 0)]
-            kv = (q.new_empty(chunk.total_seq_lens, 1), q.new_empty(chunk.total_seq_lens))
-            logits = as_fp32_logits(
-                fp8_fp4_mqa_logits((q, None), kv, weights[rows], starts, ends, chunk.max_seqlen_k), row_ends
-            )
-            if candidate_blocks is not None:
-                candidates = candidate_blocks[rows]
-                if candidate_write:
-                    count = candidates.shape[1]
-                    _select_candidate_blocks(logits, None, row_ends, count, candidate_block_size, candidates)
-                else:
-                    _apply_candidate_mask(logits, None, row_ends, candidates, candidate_block_size)
-            ops.top_k_per_row_prefill(
+            logits = q
+            if chunk.total_seq_lens > 0:
+                kv = (q.new_empty(chunk.total_seq_lens, 1), q.new_empty(chunk.total_seq_lens))
+                logits = as_fp32_logits(
+                    fp8_fp4_mqa_logits((q, None), kv, weights[rows], starts, ends, chunk.max_seqlen_k),
+                    row_ends,
+                )
+                if candidate_blocks is not None:
+                    candidates = candidate_blocks[rows]
+                    if candidate_write:
+                        count = candidates.shape[1]
+                        _select_candidate_blocks(
+                            logits, None, row_ends, count, candidate_block_size, candidates
+                        )
+                    else:
+                        _apply_candidate_mask(logits, None, row_ends, candidates, candidate_block_size)
+                ops.top_k_per_row_prefill(
+                    logits,
+                    torch.zeros_like(row_ends),
+                    row_ends,
+                    topk_indices_buffer[rows, :topk_tokens],
+                    logits.shape[0],
+                    logits.stride(0),
+                    logits.stride(1),
+                    topk_tokens,
+                )
+            _merge_dcp_topk_global(
                 logits,
-                torch.zeros_like(row_ends),
-                row_ends,
                 topk_indices_buffer[rows, :topk_tokens],
-                logits.shape[0],
-                logits.stride(0),
-                logits.stride(1),
                 topk_tokens,
+                dcp_rank,
+                dcp_world_size,
+                cp_kv_cache_interleave_size,
+                row_starts=None,
             )
     if metadata.num_decodes > 0:
         seq_lens = metadata.decode.seq_lens
@@ -119,6 +162,15 @@ def sparse_attn_indexer(
             topk_tokens,
             metadata.max_seq_len,
         )
+        if metadata.decode.global_seq_lens is not None:
+            _merge_dcp_topk_global(
+                logits,
+                topk_indices_buffer[:rows, :topk_tokens],
+                topk_tokens,
+                dcp_rank,
+                dcp_world_size,
+                cp_kv_cache_interleave_size,
+            )
     return topk_indices_buffer
 
 
@@ -142,6 +194,7 @@ class SparseAttnIndexer(torch.nn.Module):
         super().__init__()
         self.candidate_blocks = candidate_blocks
         self.candidate_write = candidate_write
+        self.dcp_rank, self.dcp_world_size, self.cp_interleave = 0, 1, 1
         self.k_cache = k_cache
         self.topk_tokens = topk_tokens
         self.max_model_len = max_model_len
@@ -168,6 +221,10 @@ class SparseAttnIndexer(torch.nn.Module):
             False,
             False,
             _encode_layer_name("model.layers.0.self_attn.attn"),
+            False,
+            self.dcp_rank,
+            self.dcp_world_size,
+            self.cp_interleave,
             candidate_blocks=self.candidate_blocks,
             candidate_block_size=8,
             candidate_write=self.candidate_write,

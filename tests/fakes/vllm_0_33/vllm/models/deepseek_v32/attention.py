@@ -31,6 +31,9 @@ class DeepseekV32Attention(torch.nn.Module):
             use_pcp=False,
             pcp_shard_decode_requests=False,
             dense_mha_metadata_layer_name="model.layers.0.self_attn.attn",
+            dcp_rank=op.dcp_rank,
+            dcp_world_size=op.dcp_world_size,
+            cp_kv_cache_interleave_size=op.cp_interleave,
             skip_topk_buffer_clear=True,
             topk_backend=op.topk_backend,
         )

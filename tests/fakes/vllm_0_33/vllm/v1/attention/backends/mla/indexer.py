@@ -9,6 +9,7 @@ from vllm.v1.attention.backend import AttentionMetadataBuilder, CommonAttentionM
 @dataclass
 class DeepSeekV32IndexerDecodeMetadata:
     seq_lens: torch.Tensor
+    global_seq_lens: torch.Tensor | None = None
 
 
 @dataclass
@@ -51,7 +52,9 @@ class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
         self.decode_threshold = 1 + (spec.num_speculative_tokens if spec else 0)
         self.use_flattening = getattr(vllm_config, "fake_flattening", False)
         self.max_logits_bytes = getattr(vllm_config, "fake_logits_bytes", 1 << 29)
-        self.dcp_world_size = getattr(vllm_config, "fake_dcp", 1)
+        self.part = getattr(vllm_config, "fake_part", (0, 1, 1))
+        self.dcp_rank, world, self.cp_kv_cache_interleave_size = self.part
+        self.dcp_world_size = max(world, getattr(vllm_config, "fake_dcp", 1))
         self.use_pcp = getattr(vllm_config, "fake_pcp", False)
         self.tp_size = getattr(vllm_config, "fake_tp", 1)
 
@@ -68,6 +71,9 @@ class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
         decode = None
         if decodes:
             decode = self._decode(common.seq_lens[:decodes], lens[:decodes])
+            if self.part[1] > 1:
+                decode.global_seq_lens = common.seq_lens[:decodes]
+                decode.seq_lens = self._local(decode.seq_lens)
         return DeepseekV32IndexerMetadata(
             seq_lens=common.seq_lens,
             max_seq_len=common.max_seq_len,
@@ -104,6 +110,12 @@ class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
             first = last
         return chunks
 
+    def _local(self, keys: torch.Tensor) -> torch.Tensor:
+        """Keys that this rank has of as many."""
+        rank, world, size = self.part
+        of_turn = keys % (world * size) - rank * size
+        return (keys // (world * size) * size + of_turn.clamp(0, size)).to(torch.int32)
+
     def _prefill(self, common, lens: torch.Tensor, decodes: int) -> DeepseekV32IndexerPrefillMetadata:
         """The keys of a chunk's requests lie one after the other; a row sees the keys up to its own."""
         starts, keys = common.query_start_loc_cpu.tolist(), common.seq_lens.tolist()
@@ -117,10 +129,12 @@ class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
         chunks = []
         for requests, rows in split:
             begins, ends = [], []
+            parts = self._local(torch.tensor(keys)).tolist()
             for request in range(requests.start, requests.stop):
-                begin, count = sum(keys[requests.start : request]), int(lens[request])
+                begin, count = sum(parts[requests.start : request]), int(lens[request])
                 begins += [begin] * count
-                ends += [begin + max(keys[request] - count + row + 1, 0) for row in range(count)]
+                seen = torch.tensor([max(keys[request] - count + row + 1, 0) for row in range(count)])
+                ends += (begin + self._local(seen)).tolist()
             bounds = [torch.tensor(b[rows], dtype=torch.int32, device=self.device) for b in (begins, ends)]
             chunks.append(
                 DeepseekV32IndexerPrefillChunkMetadata(
@@ -128,8 +142,8 @@ class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
                     token_start=starts[requests.start] + rows.start,
                     token_end=starts[requests.start] + rows.stop,
                     num_reqs=requests.stop - requests.start,
-                    max_seqlen_k=max(keys[requests]),
-                    total_seq_lens=sum(keys[requests]),
+                    max_seqlen_k=max(parts[requests]),
+                    total_seq_lens=sum(parts[requests]),
                 )
             )
         # The rows of ranks differ by one at most; in vLLM their keys are alike.
