@@ -1,7 +1,8 @@
 """What ``python -m eval vllm-trial`` puts around vLLM's top-k calls: a comparison, and times.
 
-The decode top-k is ``SparseIndexerTopk.forward``, and the prefill top-k the op
-``torch.ops._C.top_k_per_row_prefill``; both are wrapped whatever they run by then.
+The decode top-k is ``SparseIndexerTopk.forward``, the prefill top-k the op
+``torch.ops._C.top_k_per_row_prefill``, and ranks that share the keys of requests merge what they selected in
+``_merge_dcp_topk_global``; all are wrapped whatever they run by then.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gvr_topk.contract import exact_topk, row_lengths
+from gvr_topk.contract import exact_topk, order_key, row_lengths
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations._kit.transaction import Transaction
 
@@ -25,6 +26,9 @@ their turn."""
 
 SLAB = 1 << 24
 """Scores that are sorted at once; a prefill call may have a thousand million."""
+
+LAST = (1 << 31) - 1
+"""Number above all positions of a row."""
 
 COUNTS = ("rows", "rows_longer_than_k", "rows_that_differ")
 
@@ -50,6 +54,7 @@ def observe(patches: Transaction, comparison: Comparison | None, times: PrefillT
     indexer = importlib.import_module("vllm.model_executor.layers.sparse_attn_indexer")
     if comparison is not None:
         patches.set_attribute(stage, "forward", comparison.wrap(stage.forward))
+        patches.wrap(indexer, "_merge_dcp_topk_global", comparison.wrap_merge)
     if times is not None:
         patches.wrap(indexer, "fp8_fp4_mqa_logits", times.wrap_scores)
     for observer in (comparison, times):
@@ -68,6 +73,7 @@ class Comparison:
         # Made before the engine starts: what is made inside a capture is made anew at each replay.
         self.counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
         self.prefill_counts = torch.zeros_like(self.counts)
+        self.merge_counts = torch.zeros_like(self.counts)
         self.sampled = {"rows": 0, "rows_that_differ": 0}
         self._prefill_rows = prefill_rows
         self._seen = 0
@@ -77,6 +83,7 @@ class Comparison:
         """Forget what was counted."""
         self.counts.zero_()
         self.prefill_counts.zero_()
+        self.merge_counts.zero_()
         self._seen = 0
         self.sampled = dict.fromkeys(self.sampled, 0)
 
@@ -84,10 +91,14 @@ class Comparison:
         """What was counted; reads it from the device."""
         _synchronize()
         counted = dict(zip(COUNTS, self.counts.tolist(), strict=True))
-        prefill = zip(COUNTS, self.prefill_counts.tolist(), strict=True)
+        others = {"prefill": self.prefill_counts, "merged": self.merge_counts}
         return (
             counted
-            | {f"prefill_{name}": count for name, count in prefill}
+            | {
+                f"{kind}_{name}": count
+                for kind, counts in others.items()
+                for name, count in zip(COUNTS, counts.tolist(), strict=True)
+            }
             | {"prefill_rows_seen": self._seen}
             | {f"numpy_{name}": count for name, count in self.sampled.items()}
         )
@@ -133,6 +144,36 @@ class Comparison:
             self._see_prefill(logits, starts, lengths, indices[:rows, :k])
 
         return Wrapped(op, observed)
+
+    def wrap_merge(self, merge: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``_merge_dcp_topk_global``, of whose result each rank's own positions count."""
+
+        def observed(
+            logits: Tensor, chosen: Tensor, k: int, rank: int, world: int, turn: int, row_starts: Any = None
+        ) -> None:
+            local = chosen.to(torch.int64)
+            merge(logits, chosen, k, rank, world, turn, row_starts)
+            if world > 1:
+                self._see_merge(logits, local, chosen, (rank, world, turn))
+
+        return observed
+
+    def _see_merge(self, logits: Tensor, local: Tensor, chosen: Tensor, ranks: tuple[int, int, int]) -> None:
+        """Compare every row with a sort of what all ranks have selected, which is compared by itself."""
+        rank, world, turn = ranks
+        scores = logits.gather(1, local.clamp(min=0)) if logits.shape[1] else local.float()
+        places = (local // turn * world + rank) * turn + local % turn
+        words = torch.where(local >= 0, order_key(scores) << 31 | (LAST - places), -1)
+        group = importlib.import_module("vllm.distributed").get_dcp_group()
+        found = group.all_gather(words, dim=1)
+        best = found.topk(chosen.shape[1], dim=1).values
+        wanted, got = (
+            torch.where((places >= 0) & (places // turn % world == rank), places, -1).sort(1).values
+            for places in (torch.where(best >= 0, LAST - (best & LAST), -1), chosen)
+        )
+        visible = (found >= 0).sum(1)
+        counts = [(visible > 0).sum(), (visible > chosen.shape[1]).sum(), (wanted != got).any(1).sum()]
+        self.merge_counts += torch.stack(counts)
 
     def _see_decode(self, logits: Tensor, lengths: Tensor, chosen: Tensor) -> None:
         """Compare every row."""

@@ -40,6 +40,9 @@ CASES, PREEMPTION, INVARIANCE, SAMPLER = "cases", "preemption", "invariance", "s
 PARTS = {CASES: MODES, PREEMPTION: (COMPARE,), INVARIANCE: (STOCK, OURS), SAMPLER: MODES}
 """Parts of a trial, and the modes in which each shows something."""
 
+DCP_HEADS = 16
+"""Heads of a GPU where several share the keys of requests: FlashMLA then serves fewer than 32."""
+
 BLOCK = 64
 """Tokens of a cache block, which FlashMLA's sparse kernels want."""
 
@@ -101,6 +104,7 @@ class Specification:
     logits_mb: int = 512  # the budget of vLLM's scores of prompts, in MiB
     slices: bool = False  # long prompts are scored in slices, unless the mode is stock
     row_shards: bool = False  # each GPU scores its share of the rows of prompts, however few they are
+    dcp: bool = False  # the GPUs share the keys of requests
     sampled: bool = False  # repeated prompts are answered with a seed, by our sampler where the mode is ours
 
     @property
@@ -114,6 +118,7 @@ class Specification:
         part += f"_chunk{self.chunk}" if self.part == INVARIANCE else ""
         ranks = f"_tp{self.tensor_parallel}" if self.in_workers else ""
         ranks += "_row_shards" if self.row_shards else ""
+        ranks += "_dcp" if self.dcp else ""
         products = "" if self.split_k else "_no_split_k"
         shapes = "" if self.shapes == V32 else f"_{self.shapes}"
         shapes += "_sampled" if self.sampled else ""
@@ -162,6 +167,13 @@ def engine_arguments(spec: Specification) -> dict[str, Any]:
             "worker_extension_cls": EXTENSION,
         }
         os.environ[PREFILL_ROWS] = str(spec.prefill_rows)  # the workers inherit it
+    if spec.dcp:
+        heads = DCP_HEADS * spec.tensor_parallel
+        arguments |= {
+            "decode_context_parallel_size": spec.tensor_parallel,
+            "kv_cache_dtype": "fp8_ds_mla",
+            "hf_overrides": {"num_attention_heads": heads, "num_key_value_heads": heads},
+        }
     if spec.row_shards:
         arguments["attention_config"]["indexer_tp_shard_min_rows"] = 1
     if spec.graphs == FULL:

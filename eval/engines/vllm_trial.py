@@ -58,7 +58,7 @@ from eval.engines.vllm_engine import (
 )
 from eval.engines.vllm_model import SHAPES, V4, V32, write_model, write_tokenizer
 from eval.engines.vllm_sampler import WRONG, common_tokens
-from gvr_topk.integrations._kit.environment import ENABLE_SAMPLER, ENABLE_SLICES
+from gvr_topk.integrations._kit.environment import ENABLE_DCP, ENABLE_SAMPLER, ENABLE_SLICES
 
 LAYERS = 4
 
@@ -66,12 +66,15 @@ V4_MODULES = {"tilelang": "tilelang", "cutlass": "nvidia-cutlass-dsl", "quack": 
 """Modules that vLLM's DeepSeek-V4 cannot do without on this kind of GPU, and the packages that have them."""
 
 _SIZES = ("batches", "lengths", "steps", "max_model_len")
-_SWITCHES = ("split_k", "sampled", "slices", "row_shards")
+_SWITCHES = ("split_k", "sampled", "slices", "row_shards", "dcp")
 SHARED = (*_SIZES, "memory", "prefill_rows", "tensor_parallel", "logits_mb", *_SWITCHES)
 """Options that every engine gets as they are."""
 
 WARM_UP = "sampler with penalties or other processors of logits"
 """Reason for which vLLM itself samples a batch of its warm-up; no request of a trial is sampled so."""
+
+MANY_ROWS = "dcp of many rows"
+"""Reason for which vLLM itself merges what ranks have selected for a chunk of prompts."""
 
 LEAST_SECONDS = 45
 """An engine is not started when less is left of the budget: most would end before their first case."""
@@ -93,6 +96,7 @@ SEVERAL_GPUS = {
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
     "VLLM_USE_NCCL_SYMM_MEM": "0",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+    "VLLM_USE_DIRECT_DCP_Q_GATHER": "0",
 }
 """More of it where an engine runs on several GPUs."""
 
@@ -159,6 +163,7 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
     variables = VARIABLES | ({"GVR_TOPK_DISABLE": "1"} if spec.mode == STOCK else {})
     variables |= {"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": str(spec.logits_mb)}
     variables |= {ENABLE_SLICES: "1"} if spec.slices and spec.mode != STOCK else {}
+    variables |= {ENABLE_DCP: "1"} if spec.dcp and spec.mode != STOCK else {}
     if spec.samples:
         variables |= {ENABLE_SAMPLER: "drafts" if spec.drafts else "1"}
     variables |= (SEVERAL_GPUS if spec.in_workers else {}) | ({} if spec.split_k else NO_SPLIT_K)
@@ -186,14 +191,18 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
             return f"{spec.name}: ours ran all the same"
     else:
         served = {call["reason"] for call in result["calls"] if call["path"] == "gvr_topk"}
-        originals = {call["reason"] for call in result["calls"] if call["path"] != "gvr_topk"} - {WARM_UP}
+        originals = {call["reason"] for call in result["calls"] if call["path"] != "gvr_topk"} - {
+            WARM_UP,
+            MANY_ROWS,
+        }
         if not active:
             return f"{spec.name}: its log does not say that ours was on"
         if originals:
             return f"{spec.name}: vLLM itself served calls: {', '.join(sorted(originals))}"
         wanted = {"sampler", "drafts"} if spec.drafts else {"sampler"}
         if spec.part != SAMPLER:
-            wanted = {"prefill", "prefill slices"} if spec.slices else {"prefill"}
+            wanted = {"prefill"} | ({"prefill slices"} if spec.slices else set())
+            wanted |= {"dcp"} if spec.dcp else set()
         if lacks := wanted - served:
             return f"{spec.name}: no {', '.join(sorted(lacks))} call was served by ours"
     if spec.mode == COMPARE and spec.part != SAMPLER:
@@ -202,7 +211,8 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
         ]
         if empty:
             return f"{spec.name}: no compared decode row was longer than k in worker {empty[0]}"
-        for kind, what in (("", "decode"), ("prefill_", "prefill")):
+        kinds = [("", "decode"), ("prefill_", "prefill")]
+        for kind, what in [*kinds, ("merged_", "merged")] if spec.dcp else kinds:
             if not result["compared"][f"{kind}rows_longer_than_k"]:
                 return f"{spec.name}: no compared {what} row was longer than k"
     if spec.part == PREEMPTION and not result["preemptions"]:
@@ -216,7 +226,7 @@ def verdict(engines: Sequence[dict[str, Any]]) -> int:
     With split-K the sums of other kernels depend on the batch, and so may the answers. After a preemption
     they may, too: what a request had decoded is then computed as a prompt.
     """
-    wrong = ("rows_that_differ", "prefill_rows_that_differ", "numpy_rows_that_differ")
+    wrong = [f"{kind}rows_that_differ" for kind in ("", "prefill_", "merged_", "numpy_")]
     counts = [engine["compared"] for engine in engines if engine.get("compared")]
     differ = any(count[name] for count in counts for name in wrong)
     differ |= any(count[name] for engine in engines if (count := engine.get("draws")) for name in WRONG)
@@ -278,6 +288,7 @@ def main(
     churn: Annotated[bool, typer.Option(help="More requests than slots after the cases.")] = True,
     tensor_parallel: Annotated[int, typer.Option(help="GPUs; mode compare alone, in every worker.")] = 1,
     row_shards: Annotated[bool, typer.Option("--row-shards", help="These share rows of prompts.")] = False,
+    dcp: Annotated[bool, typer.Option("--dcp", help="They share the keys of requests.")] = False,
     split_k: Annotated[bool, typer.Option(help="Leave cuBLAS room to split sums, by the batch.")] = True,
     logits_mb: Annotated[int, typer.Option(help="MiB of scores of prompts that vLLM may have.")] = 512,
     slices: Annotated[bool, typer.Option("--slices", help="Score long prompts in slices.")] = False,
@@ -361,6 +372,9 @@ def _summary(spec: Specification, engine: dict[str, Any]) -> str:
             f"{compared['prefill_rows_that_differ']} of {compared['prefill_rows']} compared prefill rows"
         )
         lines.append(f"{spec.name}: {rows} and {prefill} differ")
+        if merged := compared["merged_rows"]:
+            differ = compared["merged_rows_that_differ"]
+            lines.append(f"{spec.name}: {differ} of {merged} merged rows differ")
     if draws := engine.get("draws"):
         counts = {name: count for name, count in draws.items() if name != "differences"}
         lines.append(f"{spec.name}: {counts}")

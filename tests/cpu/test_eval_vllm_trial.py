@@ -326,6 +326,11 @@ def test_on_several_gpus_every_worker_compares(vllm, monkeypatch, tmp_path):
     attention = arguments["attention_config"] | {"indexer_tp_shard_min_rows": 1}
     assert vllm_engine.engine_arguments(shared) == arguments | {"attention_config": attention}
     assert shared.name == "compare_eager_drafts0_tp3_row_shards"
+    ranks = replace(spec, dcp=True)
+    assert ranks.name == "compare_eager_drafts0_tp3_dcp"
+    arguments = vllm_engine.engine_arguments(ranks)
+    assert arguments["decode_context_parallel_size"] == 3 and arguments["kv_cache_dtype"] == "fp8_ds_mla"
+    assert set(arguments["hf_overrides"].values()) == {48}
     result = vllm_engine.run(spec)
     try:
         first, second = result["workers"]
@@ -336,6 +341,13 @@ def test_on_several_gpus_every_worker_compares(vllm, monkeypatch, tmp_path):
         assert vllm_trial.problem(spec, result, active=True) is None
         idle = result | {"workers": [first, second | {"rows_longer_than_k": 0}]}
         assert "longer than k in worker 1" in str(vllm_trial.problem(spec, idle, active=True))
+        assert "no dcp call" in str(vllm_trial.problem(ranks, result, active=True))
+        of_ranks = result | {"calls": [*result["calls"], {"path": "gvr_topk", "reason": "dcp"}]}
+        of_ranks["calls"].append({"path": "original", "reason": vllm_trial.MANY_ROWS})
+        said = str(vllm_trial.problem(ranks, of_ranks, active=True))
+        assert "no compared merged row was longer than k" in said
+        of_ranks["compared"] = result["compared"] | {"merged_rows_longer_than_k": 1}
+        assert vllm_trial.problem(ranks, of_ranks, active=True) is None
         wrong = merge_workers([worker_of(first, 0), worker_of(second, 2)])
         assert wrong["compared"]["rows_that_differ"] == 2
         assert wrong["calls"] == [{"path": "gvr_topk", "reason": "hint", "count": 14}]
@@ -352,10 +364,11 @@ def test_on_several_gpus_every_worker_compares(vllm, monkeypatch, tmp_path):
         vllm_trial, "run_command", lambda *given, **more: seen.append(dict(vllm_trial.os.environ))
     )
     monkeypatch.setattr(vllm_trial, "output_lines", lambda log, command: [])
-    for one in (spec, specification(), specification(OURS, split_k=False)):
+    for one in (ranks, specification(), specification(OURS, split_k=False)):
         with pytest.raises(FileNotFoundError):
             vllm_trial.run_engine(one, tmp_path / one.name, 9)
-    assert [given.get("NCCL_NVLS_ENABLE") for given in seen] == ["0", None, None]
+    for name, value in (("NCCL_NVLS_ENABLE", "0"), ("GVR_TOPK_VLLM_DCP", "1")):
+        assert [given.get(name) for given in seen] == [value, None, None]
     assert [given.get("CUBLAS_WORKSPACE_CONFIG") for given in seen] == [None, None, ":16:8"]
     (one, *_) = vllm_trial.plan(options(split_k=False, parts="invariance"))
     assert one.name == "stock_eager_drafts0_invariance_chunk8192_no_split_k"
@@ -646,7 +659,8 @@ def test_what_shows_nothing():
 @pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, 3)])
 def test_report(tmp_path, monkeypatch, capsys, fails, code):
     compared = {"rows": 9, "rows_longer_than_k": 9, "rows_that_differ": 0, "numpy_rows_that_differ": 0}
-    compared |= {f"prefill_{name}": count for name, count in compared.items()} | {"prefill_rows_seen": 20}
+    kinds = {f"{kind}_{name}": n for kind in ("prefill", "merged") for name, n in compared.items()}
+    compared |= kinds | {"prefill_rows_seen": 20}
     seen = []
 
     def run_command(command, log, *, timeout_s):
@@ -684,4 +698,5 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
     assert report["prefill"] == ([] if fails else [case | times])
     said = capsys.readouterr().out
     assert "compare_full_drafts1_slices96: 0 of 9 rows and 0 of 9 compared prefill rows differ" in said
+    assert "compare_full_drafts1_slices96: 0 of 9 merged rows differ" in said
     assert ("exit status 1" in said) is fails
