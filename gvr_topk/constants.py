@@ -136,6 +136,9 @@ PEER_CTAS = 64
 PEER_CELLS = 4352
 """Cells of 8 bytes of the records of all ranks that such a CTA receives."""
 
+MAX_TIMEOUT_NS = 86400000000000
+"""Longest time that an exchange waits for a rank, in nanoseconds: a day."""
+
 HEADER_WORDS = 3
 """Words of 8 bytes in which ranks have to agree."""
 

@@ -42,6 +42,7 @@ NUMBERS = {
     "kPeerMaxK": "Most items of a row that ranks choose in that way.",
     "kPeerCtas": "Most CTAs of a launch in which ranks agree.",
     "kPeerCells": "Cells of 8 bytes of the records of all ranks that such a CTA receives.",
+    "kMaxTimeoutNs": "Longest time that an exchange waits for a rank, in nanoseconds: a day.",
     "kHeaderWords": "Words of 8 bytes in which ranks have to agree.",
     "kMaxRankedTokens": "Most tokens of a row that a GPU ranks by their log-probabilities.",
     "kPhaseStamps": "Columns of `phase_clocks`.",

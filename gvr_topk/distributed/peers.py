@@ -15,7 +15,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gvr_topk.arguments import Checks, Output, Results, Written
-from gvr_topk.constants import HEADER_WORDS, MAX_WIDTH, PEER_CELLS, PEER_CTAS, PEER_MAX_K, PEER_RANKS
+from gvr_topk.constants import (
+    HEADER_WORDS,
+    MAX_TIMEOUT_NS,
+    MAX_WIDTH,
+    PEER_CELLS,
+    PEER_CTAS,
+    PEER_MAX_K,
+    PEER_RANKS,
+)
 from gvr_topk.ops import Op, register
 
 SHARDED = Checks("gvr_topk.sharded_topk")
@@ -81,6 +89,7 @@ def check_sharded(a: ShardedArguments) -> None:
     SHARDED.contiguous("told", a.told)
     SHARDED.integer("rank", a.rank, 0, world - 1)
     SHARDED.integer("interleave", a.interleave, 0, MAX_WIDTH)
+    SHARDED.integer("timeout_ns", a.timeout_ns, 0, MAX_TIMEOUT_NS)
     if a.step is not None:
         SHARDED.tensor("step", a.step, a.logits, torch.int64, (None,))
         SHARDED.integer("step", a.step.shape[0], 1, 1)
@@ -163,32 +172,30 @@ def connect(
         None if the ranks are too many, on several hosts, or cannot reach each other's memory: on all ranks.
     """
     world = group.size()
-
-    def all_say(able: bool) -> bool:
-        return bool(exchange(torch.tensor([[int(able)]], device=device)).all())
-
     hosts = exchange(torch.tensor([[_host()]], device=device))
     if world > PEER_RANKS or len(hosts.unique()) > 1:
         return None
     inbox: Tensor | None = None
-    peers = None
     with _no_multicast(), contextlib.suppress(ImportError, RuntimeError):
         from torch.distributed import _symmetric_memory
 
         inbox = _symmetric_memory.empty(INBOX_WORDS, dtype=torch.int64, device=device)
         inbox.zero_()
         torch.cuda.synchronize(device)  # before another rank can write there
-    if not all_say(inbox is not None) or inbox is None:
+    if not exchange(torch.tensor([[int(inbox is not None)]], device=device)).all() or inbox is None:
         return None
+    starts: list[int] = []
     with _no_multicast(), contextlib.suppress(RuntimeError):
         handle = _symmetric_memory.rendezvous(inbox, group)
         starts = [] if handle is None else list(handle.buffer_ptrs)
-        if len(starts) == world and all(starts):
-            # A tensor may lie behind the start of what is shared, equally far on all ranks.
-            offset = inbox.data_ptr() - starts[group.rank()]
-            addresses = [start + offset for start in starts]
-            peers = Peers(group.rank(), addresses, device, timeout_s, (inbox, handle))
-    return peers if all_say(peers is not None) else None
+    # A tensor may lie behind the start of what its rank shares.
+    able = len(starts) == world and all(starts)
+    behind = inbox.data_ptr() - starts[group.rank()] if able else -1
+    offsets = exchange(torch.tensor([[behind]], device=device)).flatten().tolist()
+    if min(offsets) < 0:
+        return None
+    addresses = [start + offset for start, offset in zip(starts, offsets, strict=True)]
+    return Peers(group.rank(), addresses, device, timeout_s, (inbox, handle))
 
 
 def _host() -> int:

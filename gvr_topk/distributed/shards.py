@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gvr_topk.arguments import Checks
-from gvr_topk.constants import HEADER_WORDS, MAX_ROWS, MAX_WIDTH
+from gvr_topk.constants import HEADER_WORDS, MAX_ROWS, MAX_TIMEOUT_NS, MAX_WIDTH
 from gvr_topk.contract import DTYPES
 from gvr_topk.distributed.peers import Peers, connect
 
@@ -31,9 +31,6 @@ _HEADER = (
     (("record", _WIDTH_BITS), ("ownership", _WIDTH_BITS), ("dtype", len(DTYPES).bit_length())),
 )
 """What ranks have to agree on: fields of a header's words, with their bits. The last word is the step."""
-
-MAX_TIMEOUT_S = 86_400
-"""Seconds of a day, and more than a kernel can be asked to wait for a rank."""
 
 
 def record_words(world: int) -> int:
@@ -118,8 +115,9 @@ class Shards:
         self.device = self._seen.device
         self._late = self._seen.is_cuda  # whether the host hears of it in a later call
         self._told = torch.zeros((self.world, HEADER_WORDS), dtype=torch.int64, pin_memory=self._late)
-        if not 0 < timeout_s < MAX_TIMEOUT_S:
-            raise CHECKS.fail("timeout_s", f"more than 0 and less than {MAX_TIMEOUT_S} seconds", timeout_s)
+        if not 0 < timeout_s * 1e9 < MAX_TIMEOUT_NS:
+            most = MAX_TIMEOUT_NS // 10**9
+            raise CHECKS.fail("timeout_s", f"more than 0 and less than {most} seconds", timeout_s)
         self.peers: Peers | None = None
         if CHECKS.flag("peer_memory", peer_memory) and self._late:
             self.peers = connect(self.group, self.device, timeout_s, self.exchange)

@@ -246,10 +246,13 @@ struct TopkLogprobsParams {
 constexpr int32_t kPeerRanks = 16;
 constexpr int32_t kPeerMaxK = 2048;
 // Most CTAs of a launch, which wait for other ranks: two such launches leave room on an H100 for what other
-// ranks may wait for. In the memory of a rank, each has two places for the records of all ranks, of this many
-// cells of 8 bytes together.
+// ranks may wait for.
 constexpr int32_t kPeerCtas = 64;
+// Cells of 8 bytes. In the memory of a rank each CTA has two places for the records of all ranks, each of so
+// many cells together.
 constexpr int32_t kPeerCells = 4352;
+// Longest time that an exchange waits for a rank: a day.
+constexpr int64_t kMaxTimeoutNs = int64_t{86400} * 1000000000;
 // Words in which ranks have to agree.
 constexpr int32_t kHeaderWords = 3;
 

@@ -3,7 +3,8 @@
 // Each cell of 8 bytes carries 4 of a record, and the number of the exchange. They are stored and loaded at
 // once, so whoever finds the number has the 4 bytes, and neither a fence nor a flag is needed. Two places for
 // each rank take turns: a rank writes into a place again when it has had the next record of all others, which
-// have read the one before.
+// have read the one before. Numbers begin again after 2^32 exchanges. So that no cell has a number already
+// that is waited for, the first records of each lap clear all cells of their place.
 #pragma once
 
 #include "core/config.cuh"
@@ -15,7 +16,7 @@ namespace gvr_topk::sharded {
 
 constexpr uint32_t kPeerBroken = 0xffffffffu;
 
-// Returns n / divisor, both below 2^21, by the divisor's reciprocal.
+// Returns n / divisor, which are at most 2^21, by the divisor's reciprocal.
 GVR_DEVICE int quotient(int n, float reciprocal) {
   return static_cast<int>((static_cast<float>(n) + 0.5f) * reciprocal);
 }
@@ -55,11 +56,13 @@ struct Exchange {
     __syncthreads();
     number = smem.number;
     if (number == kPeerBroken) return false;
-    if (number > 2) return true;
-    // Numbers may have begun again, and cells that were not needed for long must not have them already.
+    // 1 and 2 clear what the lap before has left, and 3 and 4 what 1 and 2 leave for the next lap. A place is
+    // cleared a whole exchange before any of its numbers is waited for again.
+    if (number > 4) return true;
     for (int at = thread; at < capacity; at += kThreads) {
       for_others([&](uint64_t* record) { ptx::store_system(record + at, 0); });
     }
+    __threadfence_system();
     __syncthreads();
     return true;
   }
@@ -106,16 +109,16 @@ struct Exchange {
   // Whether all ranks have sent these numbers, of which some are others.
   template <typename Number>
   GVR_DEVICE bool differs(int count, Number number_at) const {
-    bool is_here = true, differs = false;
+    bool differs = false;
 #pragma unroll 1
     for (int i = 0; i < p.world * count; ++i) {
       const int from = i / count, at = i % count;
       if (from == p.rank) continue;
       const uint64_t cell = ptx::load_system(records(p.rank) + from * capacity + at);
-      is_here &= static_cast<uint32_t>(cell >> 32) == number;
+      if (static_cast<uint32_t>(cell >> 32) != number) return false;
       differs |= static_cast<uint32_t>(cell) != number_at(at);
     }
-    return is_here && differs;
+    return differs;
   }
 
  private:
