@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
@@ -14,10 +12,10 @@ BLOCK = 512
 
 @triton.jit
 def _pack(
-    scores: Any,
-    best: Any,
-    packed: Any,
-    width: Any,
+    scores: tl.tensor,
+    best: tl.tensor,
+    packed: tl.tensor,
+    width: tl.tensor,
     k: tl.constexpr,
     rank: tl.constexpr,
     world: tl.constexpr,

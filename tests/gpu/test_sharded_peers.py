@@ -59,7 +59,7 @@ class Ranks:
         for rank, (part, length) in enumerate(zip(parts, lengths, strict=True)):
             header = HEADER if headers is None else headers[rank]
             with torch.cuda.stream(self.streams[rank]):
-                if rank:
+                if rank and late:
                     torch.cuda._sleep(late)
                 launch(
                     self.peers[rank].arguments(
@@ -72,7 +72,8 @@ class Ranks:
 
 @pytest.fixture(autouse=True, scope="module")
 def loaded() -> None:
-    """Load the kernel, which waits for everything on the GPU."""
+    """Load the kernels, which waits for everything on the GPU, also for a rank that waits for another."""
+    torch.cuda._sleep(1)
     part, length = torch.ones(1, 8, device="cuda"), torch.full((1,), 8, dtype=torch.int32, device="cuda")
     Ranks(1).choose([part], [length], 4, "contiguous")
 
