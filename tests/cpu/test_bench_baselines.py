@@ -116,6 +116,7 @@ class TestBaselines:
         (tmp_path / "cudnn_topk.so").write_bytes(b"")
         monkeypatch.setattr(baselines, "_import_from", lambda name, folder: Bindings)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         prepare = baselines._cudnn(tmp_path)
         chain = make_chain(Cell("main", 5000, 2, 16), device="cpu")
         prepared = prepare(chain)
