@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import types
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 CUDNN_ROWS = 148
@@ -40,18 +41,23 @@ def cudnn_function(columns: int, k: int) -> str:
     return f"indexer_topk_{1 << (columns - 1).bit_length()}_{k}"
 
 
-def compile_kernels(folder: Path, out: Path) -> None:
-    """Write an object file for each kernel, for Hopper."""
-    import torch
-
+def use_wheels(folder: Path, bare: Iterable[str]) -> None:
+    """Import from unpacked wheels, and compile for Hopper. Packages in `bare` run no code of theirs."""
     os.environ["CUTE_DSL_ARCH"] = "sm_90a"
     sys.path[:0] = [str(folder / "nvidia_cutlass_dsl" / "dsl_packages"), str(folder)]
-    # Packages' own files of that name import cuDNN's library, which the kernels do not need.
-    names = PACKAGE.split(".")
-    for name in (*(".".join(names[:last]) for last in (1, 2, 3)), f"{names[0]}.{names[1]}.utils"):
+    for name in bare:
         package = types.ModuleType(name)
         package.__path__ = [str(folder / name.replace(".", "/"))]
         sys.modules[name] = package
+
+
+def compile_kernels(folder: Path, out: Path) -> None:
+    """Write an object file for each kernel."""
+    import torch
+
+    # Packages' own files of that name import cuDNN's library, which the kernels do not need.
+    names = PACKAGE.split(".")
+    use_wheels(folder, (*(".".join(names[:last]) for last in (1, 2, 3)), f"{names[0]}.{names[1]}.utils"))
     cuda = torch.cuda
     cuda.is_available = lambda: True
     cuda.get_device_capability = lambda *arguments: (9, 0)
@@ -66,23 +72,18 @@ def compile_kernels(folder: Path, out: Path) -> None:
             compiled.export_to_c(str(out / f"{name}.o"), function_name=name)
 
 
-def link(folder: Path, place: Path, library: Path) -> None:
-    """Link the object files of a place."""
-    (place / "error.c").write_text(ERROR)
-    runtime = folder / "nvidia_cutlass_dsl" / "cu13" / "lib" / "libcuda_dialect_runtime_static.a"
-    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "lib64"
-    objects = sorted(map(str, place.glob("*.o")))
-    command = ["cc", "-shared", "-fPIC", "-s", "-o", str(library), f"{place}/error.c", *objects]
-    command += [str(runtime), f"-L{toolkit}", "-lcudart_static", "-ldl", "-lpthread", "-lrt"]
-    subprocess.run(command, check=True)
-
-
-def main(folder: Path, library: Path) -> None:
-    """Compile and link."""
+def build(compile_kernels: Callable[[Path, Path], None], folder: Path, library: Path) -> None:
+    """Compile what is in a folder of wheels into object files, and link them."""
     with tempfile.TemporaryDirectory() as place:
         compile_kernels(folder.resolve(), Path(place))
-        link(folder, Path(place), library)
+        (Path(place) / "error.c").write_text(ERROR)
+        runtime = folder / "nvidia_cutlass_dsl" / "cu13" / "lib" / "libcuda_dialect_runtime_static.a"
+        toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "lib64"
+        objects = sorted(map(str, Path(place).glob("*.o")))
+        command = ["cc", "-shared", "-fPIC", "-s", "-o", str(library), f"{place}/error.c", *objects]
+        command += [str(runtime), f"-L{toolkit}", "-lcudart_static", "-ldl", "-lpthread", "-lrt"]
+        subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    build(compile_kernels, Path(sys.argv[1]), Path(sys.argv[2]))

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
-import tempfile
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eval.bench.cudnn_topk import link
+from eval.bench.cudnn_topk import build, use_wheels
 
 KS, WORLDS = (512, 2048), (2, 4)
 MODULE = "vllm.model_executor.kernels.attention.dsa.dcp_indexer_cutedsl"
@@ -32,14 +30,9 @@ def vllm_function(k: int, world: int) -> str:
 
 
 def compile_kernels(folder: Path, out: Path) -> None:
-    """Write an object file for each kernel, for Hopper."""
-    os.environ["CUTE_DSL_ARCH"] = "sm_90a"
-    sys.path[:0] = [str(folder / "nvidia_cutlass_dsl" / "dsl_packages"), str(folder)]
+    """Write an object file for each kernel."""
     # vLLM's packages import all of vLLM, and the other kernel of the file is Triton's.
-    for name in ("vllm", "vllm.model_executor", "vllm.model_executor.warmup", "quack"):
-        package = types.ModuleType(name)
-        package.__path__ = [str(folder / name.replace(".", "/"))]
-        sys.modules[name] = package
+    use_wheels(folder, ("vllm", "vllm.model_executor", "vllm.model_executor.warmup", "quack"))
     triton = types.SimpleNamespace(jit=lambda **options: lambda function: function)
     for name, found in (
         ("vllm.triton_utils", {"tl": types.SimpleNamespace(constexpr=int), "triton": triton}),
@@ -82,12 +75,5 @@ def merge_of(folder: Path) -> Callable[..., Any]:
     return merged
 
 
-def main(folder: Path, library: Path) -> None:
-    """Compile and link."""
-    with tempfile.TemporaryDirectory() as place:
-        compile_kernels(folder.resolve(), Path(place))
-        link(folder, Path(place), library)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    build(compile_kernels, Path(sys.argv[1]), Path(sys.argv[2]))
