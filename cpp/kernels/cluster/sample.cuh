@@ -258,18 +258,20 @@ GVR_DEVICE uint32_t exchange_ends(const RowContext<T>& ctx, uint32_t top, uint32
 // The interval if less than one key in eight lies above the k-th key, which is too few for each of 16 warps
 // to tell much. The greatest eight keys of every warp are ranked together, four threads to a key. If the k-th
 // key lies below the interval, the row may have to be read again, so the interval extends further down than
-// up. For a small k it may be that no key of the sample belongs to the top k. Then the interval extends
-// upward by a multiple of its width, which some steps down from the greatest key say better than one. This
-// contains two block barriers.
+// up. For a small k it may be that no key of the sample belongs to the top k. Then the interval's upper end
+// lies above the greatest key, by a multiple of the distance from there to the lower end. The lower end
+// stands at least some ranks down, because the distance of two neighbours says little. This contains two
+// block barriers.
 template <typename T>
 GVR_DEVICE KeyInterval tail_interval(const RowContext<T>& ctx, uint32_t key, float share, int rank) {
   constexpr int kOfEach = 8;
   constexpr float kSigmasUp = 3.0f, kSigmasDown = 4.0f;  // standard deviations
-  constexpr float kFewExpected = 6.0f, kReach = 4.0f;    // keys, and widths of the interval
-  constexpr int kLeastSteps = 7;
-  constexpr int kThreadsPerKey = 4;  // threads that rank one key together
+  constexpr float kFewExpected = 6.0f, kReach = 4.0f;    // keys above the k-th, and such distances
+  constexpr int kLeastSteps = 7;                         // ranks from the greatest key to the lower end
+  constexpr int kThreadsPerKey = 4;                      // threads that rank one key together
   constexpr int kVecs = kWarps * kOfEach / (4 * kThreadsPerKey);
   static_assert(kThreads == kThreadsPerKey * kWarps * kOfEach && kGreatestOfSample == kWarps * kOfEach);
+  static_assert(kLeastSteps < kOfEach);
   Shared& smem = *ctx.shared;
   uint32_t* const greatest = smem.warp_top8;
   // If keys are equal, more than eight may qualify; any eight of them serve.

@@ -62,7 +62,8 @@ constexpr int kCandidatesBarrier = 2;
 //   for their transaction barrier. There are two inboxes, in turns: a CTA sends to one of them again when it
 //   has got from all CTAs what they have sent to the other, behind the block barrier of that exchange, which
 //   their warps come to after their reads of this one. The same holds for `warps`, of which each exchange has
-//   one. The others are sent to once. What shares a place with `candidates` is in use before the exchange
+//   one. Searches by bins use that of the next exchange before it, and a block barrier follows their reads.
+//   The others are sent to once. What shares a place with `candidates` is in use before the exchange
 //   that says that candidates are sent, or in rows that have none.
 // - `word` is stored by another CTA ahead of a cluster barrier, and read behind it.
 // - `bins` are written by this CTA and read by all of them behind the next cluster barrier, in turns too.
