@@ -24,7 +24,8 @@ from gvr_topk.integrations.tensorrt_llm.hint_state import HintState
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run without our variables and hooks, on one thread; afterwards nothing is left of a test."""
     for name in ("GVR_TOPK_DISABLE", "TRTLLM_GVR_TOPK", "TRTLLM_GVR_TOPK_OPTIONS"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is put back whatever a test makes of it
+        monkeypatch.delenv(name)
     integration.uninstall()  # where the package is installed, its import hook waits for the fakes
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other

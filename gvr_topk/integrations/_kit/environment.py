@@ -23,8 +23,8 @@
 ``GVR_TOPK_VLLM_METRICS_DIR``
     Directory in which every process of vLLM keeps a file of its counters in Prometheus text format.
 ``TRTLLM_GVR_TOPK``
-    ``0`` off, ``1`` on, ``force`` on also where TensorRT-LLM would run another top-k of its own. Set by the
-    user, never by us; it overrules the YAML.
+    ``0`` off, ``1`` on, ``force`` on also where TensorRT-LLM would run another top-k of its own. It overrules
+    the YAML. Set by the user, and to ``0`` by us under ``GVR_TOPK_DISABLE``, for the workers.
 ``TRTLLM_GVR_TOPK_SAMPLER``
     ``1``, or ``force``, on: `gvr_topk.sampling` computes the tokens and the probabilities of TensorRT-LLM's
     fused sampler. Unset is ``0``. It needs the integration itself to be on.
@@ -226,6 +226,11 @@ def publish(enable: bool | None = None, options: Mapping[str, Any] | None = None
         os.environ[YAML] = json.dumps(published)
     else:
         withdraw()
+
+
+def switch_workers_off() -> None:
+    """Let workers be off, too: ``GVR_TOPK_DISABLE`` does not reach them, and what they unpickle has our keys."""
+    os.environ[ENABLE_TRTLLM] = Mode.OFF.value
 
 
 def withdraw() -> None:

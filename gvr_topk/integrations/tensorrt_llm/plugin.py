@@ -116,6 +116,8 @@ class _Integration:
                 self.say("warning", problem)
             environment.publish(enable, options)
         elif enable:
+            if environment.disabled():
+                environment.switch_workers_off()
             self.say("warning", f"ignored: sparse_attention_config.{SWITCH}: {reason}")
 
     def _connect_layers(self, module: ModuleType) -> None:
