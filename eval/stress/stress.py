@@ -17,7 +17,7 @@ Neighbours other than operations of torch, and rewriting, need a library of thei
 
 With ``--rewrite`` another stream keeps rewriting the state's indices, its words, the lengths, the slots or
 the scores, for a minute each; then the words by what other rows would have left, and scores by scores of
-quite another scale: five arguments in seven ways. Of prefill the ends of the windows and the rows' requests
+quite another scale: six arguments in eight ways. Of prefill the ends of the windows and the rows' requests
 stand for lengths and slots. Results may be anything then, but every launch must end, no guard word may
 change, and launches behind it must be exact. Clocks of the device say how many launches ran wholly while a
 kernel was rewriting, because not every argument can change a result.

@@ -27,13 +27,13 @@ If it is not right, the rounds above follow.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gvr_topk.arguments import Checks
+from gvr_topk.arguments import Checks, Results, Written
 from gvr_topk.constants import PEER_MAX_K
 from gvr_topk.contract import order_key
 from gvr_topk.distributed.peers import SHARDED as CHECKS
@@ -45,6 +45,18 @@ _POSITION_BITS = 31
 _LAST = (1 << _POSITION_BITS) - 1
 _ABOVE_ALL = (1 << 63) - 1
 _NO_POSITION = torch.iinfo(torch.int32).max
+
+
+class _Tensors(NamedTuple):
+    """What a call reads and writes, of which nothing that is written shares memory with anything else."""
+
+    logits: Tensor
+    lengths: Tensor
+    k: int
+    expected: Tensor | None
+    out: Results | None
+    local: Results | None
+    counts: Annotated[Tensor, Written(over="expected")] | None
 
 
 class ShardedTopk(NamedTuple):
@@ -213,6 +225,7 @@ def _check(
     for name, tensor in (("counts", counts), ("expected", expected)):
         if tensor is not None:
             CHECKS.tensor(name, tensor, logits, torch.int32, (rows,))
+    CHECKS.memory(_Tensors(logits, lengths, k, expected, out, local, counts))
     check_step(CHECKS, step, logits)
 
 
@@ -225,14 +238,18 @@ def check_step(checks: Checks, step: int | Tensor, like: Tensor) -> None:
 
 
 def _words(shards: Shards, logits: Tensor, best: Tensor) -> Tensor:
-    """Return the words of the best positions of this rank, ``[rows, k]``, int64; -1 for none."""
+    """Return the words of the best positions of this rank, ``[rows, k]``, int64; -1 for none.
+
+    A position that this rank does not have, in what was selected before, counts as none.
+    """
     position = best.to(torch.int64)
+    there = (position >= 0) & (position < logits.shape[1])
     if logits.shape[1] == 0:
-        return position
-    keys = order_key(logits.gather(1, position.clamp(min=0)))
+        return torch.full_like(position, -1)
+    keys = order_key(logits.gather(1, torch.where(there, position, 0)))
     # The numbers of `order` are small enough to leave out the largest word, which stands above all scores.
     ranked = (keys << _POSITION_BITS) | (_LAST - 1 - shards.order(position))
-    return torch.where(position >= 0, ranked, position)
+    return torch.where(there, ranked, -1)
 
 
 def _agree(

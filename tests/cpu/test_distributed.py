@@ -278,6 +278,7 @@ def test_tokens_are_those_of_the_whole_row(world: int) -> None:
 
 ROWS = torch.zeros(2, 9)
 LENGTHS = torch.full((2,), 9, dtype=torch.int32)
+FOUR = torch.zeros(2, 4, dtype=torch.int32)
 WRONG_CALLS = {
     "shards": ({"shards": None}, "shards: wanted a Shards, got NoneType"),
     "logits": ({"logits": ROWS.double()}, "logits: wanted dtype float32, bfloat16 or float16, got float64"),
@@ -288,6 +289,14 @@ WRONG_CALLS = {
     "out": ({"out": torch.zeros(2, 3, dtype=torch.int32)}, "out: wanted at least k = 4 columns, got [2, 3]"),
     "local": ({"local": torch.zeros(2, 4)}, "local: wanted dtype int32, got float32"),
     "counts": ({"counts": torch.zeros(3, dtype=torch.int32)}, "counts: wanted shape [2], got [3]"),
+    "out and local": (
+        {"out": FOUR, "local": FOUR},
+        "local: wanted memory of its own, got memory shared with out",
+    ),
+    "counts and lengths": (
+        {"counts": LENGTHS},
+        "counts: wanted memory of its own, got memory shared with lengths",
+    ),
     "expected": ({"expected": LENGTHS[:1]}, "expected: wanted shape [2], got [1]"),
     "gather": ({"gather": 1}, "gather: wanted true or false, got 1"),
     "selected": ({"selected": True}, "selected: wanted out with what is selected, got none"),

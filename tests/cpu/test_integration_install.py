@@ -772,7 +772,9 @@ def test_a_topk_that_no_indexer_asks_for_stays_theirs(shape):
 def test_a_worker_of_a_parent_that_is_switched_off_is_off():
     """It inherits the variables TRTLLM* alone, and its arguments have our keys."""
     make = "import os, sys, pickle, yaml; from tensorrt_llm.llmapi import llm_args; "
-    parent = make + f"print(pickle.dumps(llm_args.TorchLlmArgs(model='m', **yaml.safe_load({YAML!r}))).hex()); "
+    parent = (
+        make + f"print(pickle.dumps(llm_args.TorchLlmArgs(model='m', **yaml.safe_load({YAML!r}))).hex()); "
+    )
     sent, *passed = python(parent + "print(os.environ['TRTLLM_GVR_TOPK'])", GVR_TOPK_DISABLE="1").split()
     worker = make + f"pickle.loads(bytes.fromhex({sent!r})); " + SHOW_MODE
     assert python(worker, TRTLLM_GVR_TOPK=passed[0]).split() == ["OFF", "True"]

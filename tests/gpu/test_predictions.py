@@ -70,6 +70,18 @@ def test_steps_of_a_chain_are_predicted(shape: str, kind: str, dtype: torch.dtyp
         assert kind != "growing" or GuessSource.ZSCORE in sources
 
 
+@pytest.mark.parametrize("shape", ["resident", "resident, wide", "streaming", "streaming, one CTA"])
+def test_a_sample_of_mostly_equal_scores_is_hit(shape: str) -> None:
+    """The greatest scores of the sample count, where those that follow are all equal."""
+    width, ctas = SHAPES[shape]
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    scores = torch.randn(20, width, device="cuda", generator=generator)
+    logits = (scores - scores.kthvalue(width - min(4 * K, width // 2), dim=1, keepdim=True).values).relu()
+    stats = new_stats(20)
+    exact(logits, full_lengths(logits), K, ctas=ctas, path="no_hint", stats=stats)
+    assert sum(columns(stats)[StatsColumn.GUESS_HIT]) >= 18
+
+
 GIVEN = [(0.0, 0.03125), (0.0078125, 0.03125), (0.5, 0.0078125), (-0.5, 0.0078125), (0.0, 1.5)]
 """How far off the value of a state is, and how far its interval reaches."""
 

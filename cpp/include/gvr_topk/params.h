@@ -261,7 +261,7 @@ struct ShardedParams {
   const void* logits;  // [rows, width], inner stride 1, `logits_stride` elements between rows
   int64_t logits_stride;
   const int32_t* lengths;  // [rows]: visible length of this rank's part
-  const int32_t* best;     // [rows, k]: positions of its k best scores, ascending, then -1
+  const int32_t* best;     // [rows, k]: positions of its k best scores in any order, -1 for none
   int64_t best_stride;
   int32_t* out;    // [rows, k]: what is chosen of this rank's part, by positions in the row, then -1
   int32_t* local;  // [rows, k]: the same, by positions in the part

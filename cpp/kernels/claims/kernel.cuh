@@ -1,6 +1,7 @@
 // Claims slots for the rows that are the last to name them (core/output_writer.cuh).
 //
-// Grid: one CTA of 1,024 threads. It reads 4 bytes for each row, and so takes little of the rows' own time.
+// Grid: one CTA of 1,024 threads. It reads 8 bytes for each request, and so takes little of the rows' own
+// time.
 #pragma once
 
 #include "core/output_writer.cuh"

@@ -274,10 +274,14 @@ GVR_DEVICE KeyInterval tail_interval(const RowContext<T>& ctx, uint32_t key, flo
   static_assert(kLeastSteps < kOfEach);
   Shared& smem = *ctx.shared;
   uint32_t* const greatest = smem.warp_top8;
-  // If keys are equal, more than eight may qualify; any eight of them serve.
-  const uint32_t selected = __ballot_sync(0xffffffffu, rank < kOfEach);
-  const int expected_rank = __popc(selected & ((1u << ctx.lane) - 1));
-  if (rank < kOfEach && expected_rank < kOfEach) greatest[ctx.warp * kOfEach + expected_rank] = key;
+  // If keys are equal, more than eight may qualify. Then the least of them, which are equal, fill up: as many
+  // keys are greater as their rank says.
+  const int least_rank = __reduce_max_sync(0xffffffffu, rank < kOfEach ? rank : 0);
+  const uint32_t above = __ballot_sync(0xffffffffu, rank < least_rank);
+  const uint32_t equal = __ballot_sync(0xffffffffu, rank == least_rank);
+  const uint32_t before = (1u << ctx.lane) - 1;
+  const int place = rank < least_rank ? __popc(above & before) : least_rank + __popc(equal & before);
+  if (rank <= least_rank && place < kOfEach) greatest[ctx.warp * kOfEach + place] = key;
   __syncthreads();
   const float expected = kThreads * share;
   const float error = standard_deviation(expected * (1.0f - share));

@@ -79,7 +79,10 @@ struct Items {
       });
     };
     uint32_t bits[kEach];
-    for_each([&](int i) { position[i] = i < count ? best[i] : -1; });
+    for_each([&](int i) {
+      position[i] = i < count ? best[i] : -1;
+      ptx::keep(position[i]);
+    });
     if (p.dtype == Dtype::kFloat32) {
       load(static_cast<const uint32_t*>(p.logits), bits);
     } else {
@@ -90,8 +93,8 @@ struct Items {
     const int others = (p.world - 1) * p.interleave;
     const int before = p.rank * (p.interleave > 0 ? p.interleave : static_cast<int>(kMaxWidth));
     for_each([&](int i) {
-      const uint32_t order = position[i] + quotient(position[i], turns) * others + before;
       if (position[i] < 0 || position[i] >= p.width) return;
+      const uint32_t order = position[i] + quotient(position[i], turns) * others + before;
       word[i] = uint64_t{key_of(p.dtype, bits[i])} << kPositionBits | (kLastPosition - order);
     });
   }

@@ -229,7 +229,7 @@ def publish(enable: bool | None = None, options: Mapping[str, Any] | None = None
 
 
 def switch_workers_off() -> None:
-    """Let workers be off, too: ``GVR_TOPK_DISABLE`` does not reach them, and what they unpickle has our keys."""
+    """Let workers be off, too: ``GVR_TOPK_DISABLE`` does not reach them, but our keys do."""
     os.environ[ENABLE_TRTLLM] = Mode.OFF.value
 
 
