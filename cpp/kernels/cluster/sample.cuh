@@ -274,14 +274,16 @@ GVR_DEVICE KeyInterval tail_interval(const RowContext<T>& ctx, uint32_t key, flo
   static_assert(kLeastSteps < kOfEach);
   Shared& smem = *ctx.shared;
   uint32_t* const greatest = smem.warp_top8;
-  // If keys are equal, more than eight may qualify. Then the least of them, which are equal, fill up: as many
-  // keys are greater as their rank says.
-  const int least_rank = __reduce_max_sync(0xffffffffu, rank < kOfEach ? rank : 0);
-  const uint32_t above = __ballot_sync(0xffffffffu, rank < least_rank);
-  const uint32_t equal = __ballot_sync(0xffffffffu, rank == least_rank);
+  const uint32_t selected = __ballot_sync(0xffffffffu, rank < kOfEach);
   const uint32_t before = (1u << ctx.lane) - 1;
-  const int place = rank < least_rank ? __popc(above & before) : least_rank + __popc(equal & before);
-  if (rank <= least_rank && place < kOfEach) greatest[ctx.warp * kOfEach + place] = key;
+  int place = __popc(selected & before);
+  if (__any_sync(0xffffffffu, __popc(selected) > kOfEach)) {
+    // The least of these keys are equal, and fill up behind the greater ones, which are as many as their rank.
+    const int least_rank = __reduce_max_sync(0xffffffffu, rank < kOfEach ? rank : 0);
+    const uint32_t above = __ballot_sync(0xffffffffu, rank < least_rank);
+    place = rank < least_rank ? __popc(above & before) : least_rank + __popc(selected & ~above & before);
+  }
+  if (rank < kOfEach && place < kOfEach) greatest[ctx.warp * kOfEach + place] = key;
   __syncthreads();
   const float expected = kThreads * share;
   const float error = standard_deviation(expected * (1.0f - share));
