@@ -278,7 +278,7 @@ GVR_DEVICE KeyInterval tail_interval(const RowContext<T>& ctx, uint32_t key, flo
   const uint32_t before = (1u << ctx.lane) - 1;
   int place = __popc(selected & before);
   if (__any_sync(0xffffffffu, __popc(selected) > kOfEach)) {
-    // The least of these keys are equal, and fill up behind the greater ones, which are as many as their rank.
+    // The least of these keys are equal, and fill up behind the greater ones: as many as their rank says.
     const int least_rank = __reduce_max_sync(0xffffffffu, rank < kOfEach ? rank : 0);
     const uint32_t above = __ballot_sync(0xffffffffu, rank < least_rank);
     place = rank < least_rank ? __popc(above & before) : least_rank + __popc(selected & ~above & before);
