@@ -107,7 +107,6 @@ GVR_DEVICE Found find_token(const Team& team, const RowShare<T>& part, const War
       }
     }
   };
-  __syncthreads();  // All have their parts of the row.
   uint64_t sum = 0, total;
   visit([&](float, int, uint64_t value) { sum += value; });
   ptx::reconverge(team.zero);

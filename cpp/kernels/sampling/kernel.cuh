@@ -210,7 +210,7 @@ GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& ro
     }
     ptx::reconverge(team.zero);
   } else {
-    found = find_token(team, part, sums, draw_target(parameters_of(team).uniform, outcome.mass), kept_mass);
+    found = find_token(team, part, sums, draw_target(row.own.uniform, outcome.mass), kept_mass);
   }
   outcome.last = ranked(order_key(set.least), p.vocabulary - 1);
   if (p.limits != nullptr && kFiltered) {

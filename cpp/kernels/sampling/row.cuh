@@ -32,8 +32,8 @@ GVR_DEVICE RowParameters read_parameters(const SampleParams& p, int row) {
   RowParameters own{};
   own.skipped = p.row_slot.data != nullptr && (slot < 0 || slot >= p.num_slots);
   if (own.skipped) return own;
-  own.uniform = static_cast<uint64_t>(parameter_of(p.seed, slot));
-  own.hash = static_cast<uint32_t>(parameter_of(p.position, row));
+  own.seed = parameter_of(p.seed, slot);
+  own.position = static_cast<uint32_t>(parameter_of(p.position, row));
   own.temperature = parameter_of(p.temperature, slot);
   own.top_p = parameter_of(p.top_p, slot);
   own.min_p = parameter_of(p.min_p, slot);
@@ -47,7 +47,7 @@ GVR_DEVICE RowParameters read_parameters(const SampleParams& p, int row) {
 // Computes what follows from the parameters that have been read. Greedy rows do not need it.
 GVR_DEVICE void complete(RowParameters& own) {
   if (is_greedy(own.temperature)) return;
-  own.hash = hash_prefix(static_cast<int64_t>(own.uniform), own.hash);
+  own.hash = hash_prefix(own.seed, own.position);
   own.uniform = uniform64(own.hash);
   own.scale = mass_scale(own.temperature);
 }
@@ -388,7 +388,7 @@ struct ShortList {
 
 // Leaves of `count` candidates those that surely hold the first k, in their order: fewer take less time to
 // sort.
-static __device__ __noinline__ ShortList shorten_list(Team team, int k, int count) {
+static __device__ __noinline__ ShortList keep_first_k(Team team, int k, int count) {
   constexpr int kEach = kMaxCandidates / kThreads;
   uint64_t* const listed = team.smem().candidates;
   uint64_t own[kEach], most = 0;
@@ -421,7 +421,7 @@ GVR_DEVICE void sample_alone(Team& team, const Row& row, const Filters<T>& filte
   team.ctas = 1;
   const int by_k = filters.has_top_k() ? row.own.top_k : INT_MAX;
   if (survey.count > kThreads && by_k < kThreads && !filters.counts_all()) {
-    const ShortList list = shorten_list(team, by_k, static_cast<int>(survey.count));
+    const ShortList list = keep_first_k(team, by_k, static_cast<int>(survey.count));
     least = max(least, list.least), survey.count = list.count;
   }
   if (survey.count <= kThreads) {

@@ -24,9 +24,15 @@ static_assert(1 << kLog2Bins == kBins);
 // The parameters of a row. Another stream may be writing them, so each CTA reads them once, and all CTAs go
 // on with what the first one has read.
 struct alignas(16) RowParameters {
-  uint64_t uniform;  // the seed; behind complete(), random bits of a draw without noise
-  uint32_t hash;     // the position, of which 32 bits count; behind complete(), the hash of both
-  float scale;       // behind complete(), that of the masses at the temperature
+  union {
+    int64_t seed;
+    uint64_t uniform;  // behind complete(): random bits of a draw without noise
+  };
+  union {
+    uint32_t position;  // 32 bits of it count
+    uint32_t hash;      // behind complete(): that of seed and position
+  };
+  float scale;  // behind complete(): that of the masses at the temperature
   float temperature;
   float top_p;
   float min_p;

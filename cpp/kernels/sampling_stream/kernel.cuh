@@ -152,7 +152,8 @@ GVR_DEVICE Listed add_lists(Team& team, int count, bool whole, uint64_t best, ui
 
 // Finds a key from which on lists that are too long for one CTA hold the first k, and few others if possible.
 template <typename T>
-GVR_DEVICE uint32_t shorten_lists(Team& team, const TokenList& list, const Row& row, const Listed& listed) {
+GVR_DEVICE uint32_t bound_listed_top_k(Team& team, const TokenList& list, const Row& row,
+                                       const Listed& listed) {
 #pragma unroll
   for (auto& limbs : team.smem().limbs) limbs[team.thread] = 0;
   __syncthreads();
@@ -250,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   uint32_t from = 1;  // What is sent, and counted, are the items with keys from here on.
   const auto takes = [&](uint64_t item) { return sampling::key_of(item) >= from; };
   if (!one && filters.has_top_k() && listed.count > kMaxCandidates && listed.count < kNotComplete) {
-    from = shorten_lists<T>(team, list, about, listed);
+    from = bound_listed_top_k<T>(team, list, about, listed);
     uint32_t count = 0;
     list.for_each(team.lane, 0, 0, [&](uint64_t item) { count += takes(item); });
     ptx::reconverge(team.zero);
