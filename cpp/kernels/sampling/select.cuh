@@ -2,6 +2,8 @@
 // is of ones for top-k and of masses for top-p. All sums are of integers, so their order does not matter.
 #pragma once
 
+#include <type_traits>
+
 #include "core/key_range.cuh"
 #include "gvr_topk/sampling_arithmetic.h"
 #include "sampling/row_part.cuh"
@@ -14,42 +16,56 @@ struct Ones {
   GVR_DEVICE uint64_t operator()(float) const { return 1; }
 };
 
-// A mass, or a sum of masses, in two parts that are easy to make and to add up: how often it has 2^21, and
-// the rest. Each mass adds a constant to both.
-struct MassParts {
+// A sum of up to 2^9 masses, each given over 2^43 with up to 24 bits. Above the base numbers lie 2^-43 apart,
+// so that an addition that rounds down cuts a mass to what it counts.
+struct DoubleSum {
+  static constexpr double kBase = 512.0;
+  double sum = kBase;
+
+  GVR_DEVICE void operator+=(float mass) { sum = __dadd_rd(sum, mass); }
+  GVR_DEVICE uint64_t of(uint32_t) const {
+    return static_cast<uint64_t>(__double_as_longlong(sum) - __double_as_longlong(kBase));
+  }
+};
+
+// The same where doubles are slow, in two parts: how often the masses have 2^-22, and the rest. Each mass
+// adds a constant to both.
+struct PartedSum {
   static constexpr int kLowBits = 21;
   static constexpr float kHighBase = 3.0f, kLowBase = 0x1.8p-20f;  // which lie 2^-22 and 2^-43 from the next
   uint32_t high = 0, low = 0;
 
-  GVR_DEVICE void operator+=(const MassParts& other) { high += other.high, low += other.low; }
-
+  GVR_DEVICE void operator+=(float mass) {
+    const float cut = __fadd_rd(mass, kHighBase);
+    high += __float_as_uint(cut);
+    low += __float_as_uint(__fadd_rd(add_rn(mass, -add_rn(cut, -kHighBase)), kLowBase));
+  }
   // The sum, if it is one of `count` masses.
-  GVR_DEVICE uint64_t sum(uint32_t count) const {
+  GVR_DEVICE uint64_t of(uint32_t count) const {
     const uint32_t highs = high - count * __float_as_uint(kHighBase);
     return (static_cast<uint64_t>(highs) << kLowBits) + (low - count * __float_as_uint(kLowBase));
   }
 };
-static_assert(kMassBits == 22 + MassParts::kLowBits);
+static_assert(kMassBits == 22 + PartedSum::kLowBits);
+
+using MassSum = std::conditional_t<kArch == 90, DoubleSum, PartedSum>;
 
 // Elements are measured by their mass.
 struct Masses {
   static constexpr int kLimbs = 3;
   float max, scale;
 
-  // Whether `parts` makes the masses of the row: no distance is NaN, and scaling it down rounds nothing.
-  GVR_DEVICE bool has_parts() const { return max < INFINITY && scale >= 0x1p-100f; }
+  // Whether `share` makes the masses of the row: no distance is NaN, and scaling it down rounds nothing.
+  GVR_DEVICE bool has_shares() const { return max < INFINITY && scale >= 0x1p-100f; }
 
-  // The mass of an element, as mass() in sampling_arithmetic.h makes it. All instructions but one are of
-  // floats: those of integers take twice as long. 64 octaves are 1, so that saturation limits the distance,
-  // and additions that round down cut the mass in two.
-  GVR_DEVICE MassParts parts(float x) const {
+  // The mass of an element over 2^43, as mass() in sampling_arithmetic.h makes it, but not cut. All
+  // instructions but one are of floats: those of integers take twice as long. 64 octaves are 1, so that
+  // saturation limits the distance.
+  GVR_DEVICE float share(float x) const {
     const float distance = __saturatef(__fmul_rn(add_rn(max, -x), scale * 0x1p-6f));
     const float aligned = __fmaf_ru(distance, 64.0f, kAligned), whole = add_rn(aligned, -kAligned);
     const uint32_t power = __float_as_uint(exp2_fraction(fma_rn(distance, -64.0f, whole)));
-    const float mass = __uint_as_float(power + __float_as_uint(aligned) * 0xff800000u);
-    const float high = __fadd_rd(mass, MassParts::kHighBase);
-    const float rest = add_rn(mass, -add_rn(high, -MassParts::kHighBase));
-    return MassParts{__float_as_uint(high), __float_as_uint(__fadd_rd(rest, MassParts::kLowBase))};
+    return __uint_as_float(power + __float_as_uint(aligned) * 0xff800000u);
   }
 
   // The minimum is 0 of a NaN, so +inf is at no distance from +inf.
@@ -126,18 +142,21 @@ struct Prefix8 {
   GVR_DEVICE uint64_t all(int word = 0) const { return __shfl_sync(0xffffffffu, upto, 8 * word + 7); }
 };
 
-// The sum of a number over the threads before this one, and over all. It takes two block barriers. Lanes may
-// come to it apart.
-GVR_DEVICE uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& total) {
+// The sum of a number over the threads before this one, and over all. A block barrier stands within, and
+// another behind the last call. Lanes may come to it apart.
+GVR_DEVICE uint64_t next_block_prefix(const Team& team, uint64_t value, uint64_t& total) {
   ptx::reconverge(team.zero);
-  uint64_t before = warp_prefix(value, team.lane);
-  __syncthreads();  // Everybody has read the sums of the last time.
+  const uint64_t before = warp_prefix(value, team.lane);
   if (team.lane == 31) team.smem().of_warp[team.warp] = before;
   ptx::reconverge(team.zero);
   __syncthreads();
   const Prefix8 warps = Prefix8::of(team.smem().of_warp, kWarps, team.lane);
   total = warps.all();
   return warps.before(team.warp) + before - value;
+}
+GVR_DEVICE uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& total) {
+  __syncthreads();  // All have read the sums of the last call.
+  return next_block_prefix(team, value, total);
 }
 
 // Masses of one thread's elements, and those from a limit on: their mass, how many there are, and at which
@@ -148,49 +167,49 @@ struct MassSums {
 };
 
 // Adds up the masses of this thread's elements. If `kLists`, those from `least` on are summed apart.
-template <bool kLists, bool kParts, typename T>
+template <bool kLists, bool kShares, typename T>
 GVR_DEVICE MassSums add_masses_by(const RowShare<T>& part, const Masses& masses, float least, int lane) {
   MassSums sums{};
-  MassParts all, listed;
+  MassSum all[2], listed;
+  uint64_t step = 1;
 #pragma unroll 1
-  for (int j = lane; j < part.vectors; j += 32) {
+  for (int j = lane; j < part.vectors; j += 32, step <<= 1) {
     const uint4 vec = ptx::load_shared(part.address + 16 * j);
-    MassParts parts[kPerVec<T>];
-    uint64_t mass[kPerVec<T>];
+    std::conditional_t<kShares, float, uint64_t> mass[kPerVec<T>];
 #pragma unroll
     for (int e = 0; e < kPerVec<T>; ++e) {
-      if constexpr (kParts) {
-        parts[e] = masses.parts(element<T>(vec, e));
-        all += parts[e];
+      if constexpr (kShares) {
+        mass[e] = masses.share(element<T>(vec, e));
+        all[e % 2] += mass[e];
       } else {
         mass[e] = masses(element<T>(vec, e));
         sums.all += mass[e];
       }
     }
     if (!kLists || !(largest<T>(vec) >= least)) continue;
-    sums.steps |= uint64_t{1} << (j / 32);
+    sums.steps |= step;
 #pragma unroll
     for (int e = 0; e < kPerVec<T>; ++e) {
       if (!(element<T>(vec, e) >= least)) continue;
       ++sums.count;
-      if constexpr (kParts) {
-        listed += parts[e];
+      if constexpr (kShares) {
+        listed += mass[e];
       } else {
         sums.listed += mass[e];
       }
     }
   }
-  if constexpr (kParts) {
-    const uint32_t vectors = (part.vectors - lane + 31) / 32;
-    sums.all = all.sum(vectors * kPerVec<T>), sums.listed = listed.sum(sums.count);
+  if constexpr (kShares) {
+    const uint32_t half = (part.vectors - lane + 31) / 32 * kPerVec<T> / 2;
+    sums.all = all[0].of(half) + all[1].of(half), sums.listed = listed.of(sums.count);
   }
   return sums;
 }
 
 template <bool kLists, typename T>
 __device__ __noinline__ MassSums add_masses(RowShare<T> part, Masses masses, float least, int lane) {
-  return masses.has_parts() ? add_masses_by<kLists, true>(part, masses, least, lane)
-                            : add_masses_by<kLists, false>(part, masses, least, lane);
+  return masses.has_shares() ? add_masses_by<kLists, true>(part, masses, least, lane)
+                             : add_masses_by<kLists, false>(part, masses, least, lane);
 }
 template <typename T>
 GVR_DEVICE uint64_t add_all_masses(const RowShare<T>& part, const Masses& masses, int lane) {
@@ -199,13 +218,14 @@ GVR_DEVICE uint64_t add_all_masses(const RowShare<T>& part, const Masses& masses
 
 // Adds up the masses of this thread's elements from `least` on. The steps of the sums are those at which
 // there are elements from `low` on; those `inside` have one below `least`.
-template <bool kParts, typename T>
+template <bool kShares, typename T>
 GVR_DEVICE MassSums add_masses_from(const RowShare<T>& part, const Masses& masses, float low, float least,
                                     int lane) {
   MassSums sums{};
-  MassParts parts;
+  MassSum listed[2];
+  uint64_t step = 1;
 #pragma unroll 1
-  for (int j = lane; j < part.vectors; j += 32) {
+  for (int j = lane; j < part.vectors; j += 32, step <<= 1) {
     const uint4 vec = ptx::load_shared(part.address + 16 * j);
     if (!(largest<T>(vec) >= low)) continue;
     bool others = false;
@@ -214,16 +234,19 @@ GVR_DEVICE MassSums add_masses_from(const RowShare<T>& part, const Masses& masse
       const float x = element<T>(vec, e);
       const bool here = x >= least;
       sums.count += here, others |= x >= low && !here;
-      if constexpr (kParts) {
-        parts += masses.parts(here ? x : -INFINITY);
+      if constexpr (kShares) {
+        listed[e % 2] += masses.share(here ? x : -INFINITY);
       } else {
         sums.listed += masses(here ? x : -INFINITY);
       }
     }
-    sums.steps |= uint64_t{1} << (j / 32);
-    sums.inside |= static_cast<uint64_t>(others) << (j / 32);
+    sums.steps |= step;
+    sums.inside |= others ? step : 0;
   }
-  if constexpr (kParts) sums.listed = parts.sum(kPerVec<T> * __popcll(static_cast<long long>(sums.steps)));
+  if constexpr (kShares) {
+    const uint32_t half = kPerVec<T> / 2 * __popcll(static_cast<long long>(sums.steps));
+    sums.listed = listed[0].of(half) + listed[1].of(half);
+  }
   return sums;
 }
 
@@ -309,7 +332,7 @@ struct BinSearch {
 
   GVR_DEVICE BinSearch(const Team& team, uint64_t bin) {
     if (team.thread == 0) team.smem().found.bin = kBins;
-    before = block_prefix(team, bin, total);
+    before = next_block_prefix(team, bin, total);  // Bins take a barrier of all CTAs.
   }
 
   // The bin at which the sum reaches `target`, in all threads behind a block barrier.
@@ -430,7 +453,7 @@ GVR_DEVICE Cut find_cut(Team& team, const Part& part, uint32_t floor, Span expec
   if constexpr (Measure::kLimbs > 1) {
     if (adds) {
       const float least = sums_all ? low : value(span.high + 1);
-      const MassSums sums = measure.has_parts()
+      const MassSums sums = measure.has_shares()
                                 ? add_masses_from<true>(part, measure, low, least, team.lane)
                                 : add_masses_from<false>(part, measure, low, least, team.lane);
       border = Border{low, INFINITY, sums.steps, sums.steps, sums.listed, sums.count};
