@@ -36,7 +36,7 @@ struct RowTop {
 // How many threads of each CTA are to reach the guess, or 0 if no filter takes one. Without top-k as many as
 // one CTA takes well.
 GVR_DEVICE int share_of(const RowParameters& own, int ctas) {
-  constexpr int kUsual = 160;
+  constexpr int kUsual = 128;
   if (is_greedy(own.temperature) || own.top_k == 1 || !(own.top_k > 0 || own.top_p < 1.0f)) return 0;
   const int wanted = own.top_k > 0 && own.top_k <= ctas * kThreads ? own.top_k : kUsual;
   return min((wanted + ctas - 1) / ctas, kThreads);
