@@ -76,14 +76,14 @@ constexpr int kCandidatesBarrier = 2;
 // - Everything else belongs to this CTA, with a block barrier between writes and reads.
 struct alignas(16) SampleShared {
   uint64_t barriers[3];  // of the inboxes, and of the candidates
-  uint32_t word;
   RowParameters parameters, read;
   Records inbox[2], warps[2];
   uint64_t of_warp[kWarps];
   FoundBin found;
+  uint32_t word;
   union {
     struct {
-      uint64_t bins[2][kBins + 1];  // the last one is what the threads have beside bins
+      uint64_t bins[2][kBins + 2];  // the last two are what the threads have beside bins
       uint32_t limbs[3][kBins];     // what a bin holds, in digits of kLimbBits bits
       alignas(16) uint32_t maxima[kThreads];
     };

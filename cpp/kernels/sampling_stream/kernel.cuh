@@ -160,7 +160,7 @@ GVR_DEVICE uint32_t bound_listed_top_k(Team& team, const TokenList& list, const 
   const ListedPart part{list};
   sampling::Border border;
   const uint32_t top = sampling::key_of(listed.best);
-  const sampling::Filters<T, ListedPart> filters{team, part, row, top, listed.least, {}};
+  const sampling::Filters<T, ListedPart> filters{team, part, row, top, listed.least};
   return filters.by_top_k(border, kMaxCandidates).key;
 }
 
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   const sampling::RowShare<T> unheld(p, team);
   const Row unread = row_with(0.0f);
   const bool one = sampling::is_greedy(unread.own.temperature) || unread.own.top_k == 1;
-  const sampling::Filters<T> expected{team, unheld, unread, kPosInfKey, 0, 0};
+  const sampling::Filters<T> expected{team, unheld, unread, kPosInfKey, 0};
   if (!is_streamed(expected, one)) {
     ptx::wait_copies<0>();
     if (writer) p.pending[number] = 1;
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
 
   Row about = row_with(sampling::value_of(listed.best));
   if (!one) sampling::complete(about.own);
-  const sampling::Filters<T> filters{team, unheld, about, sampling::key_of(listed.best), 0, 0};
+  const sampling::Filters<T> filters{team, unheld, about, sampling::key_of(listed.best), 0};
   uint32_t from = 1;  // What is sent, and counted, are the items with keys from here on.
   const auto takes = [&](uint64_t item) { return sampling::key_of(item) >= from; };
   if (!one && filters.has_top_k() && listed.count > kMaxCandidates && listed.count < kNotComplete) {
