@@ -107,11 +107,10 @@ GVR_DEVICE Found find_token(const Team& team, const RowShare<T>& part, const War
       }
     }
   };
-  __syncthreads();  // All have their parts of the row.
   uint64_t sum = 0, total;
   visit([&](float, int, uint64_t value) { sum += value; });
   ptx::reconverge(team.zero);
-  before += block_prefix(team, sum, total);
+  before += next_block_prefix(team, sum, total);  // The exchange of `sums` was a barrier.
   if (before <= target && target - before < sum) {
     visit([&](float x, int token, uint64_t value) {
       if (before <= target && target - before < value) found = Found{true, x, token};

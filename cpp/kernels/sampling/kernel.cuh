@@ -7,11 +7,11 @@
 // - take: the row is copied, NaN and forbidden tokens become -inf, and the largest value is found. With its
 //   own, the first CTA sends the parameters that it has read to all CTAs. A greedy row ends here;
 // - cut: every filter keeps a prefix of the tokens in descending order of values. If few tokens surely hold
-//   all of it, the first CTA sorts them and finishes the row alone (sampling/candidates.cuh). For a large
-//   top-k all CTAs first search for a value that few reach. Otherwise they find where the prefix ends by sums
-//   over bins of keys (sampling/select.cuh), the first of which lie where it is guessed: for top-k above a
-//   value that enough threads have reached, for top-p in an interval that holds its share of a sample's mass,
-//   or above a value behind which no mass is expected;
+//   all of it, the first CTA sorts them and finishes the row alone (sampling/candidates.cuh); flat rows of
+//   top-p are not asked. For a large top-k all CTAs first search for a value that few reach. Otherwise they
+//   find where the prefix ends by sums over bins of keys (sampling/select.cuh), the first of which lie where
+//   it is guessed: for top-k above a value that enough threads have reached, for top-p in an interval that
+//   holds its share of a sample's mass, or above a value behind which no mass is expected;
 // - draw: the kept masses are added up, and the token is found at which their sum exceeds a random share of
 //   the whole; or the largest kept score with noise wins. Masses above the interval are known by then, and
 //   few scores are computed, because the hash of most tokens is too large to win (sampling/draw.cuh);
@@ -36,7 +36,7 @@ struct RowTop {
 // How many threads of each CTA are to reach the guess, or 0 if no filter takes one. Without top-k as many as
 // one CTA takes well.
 GVR_DEVICE int share_of(const RowParameters& own, int ctas) {
-  constexpr int kUsual = 160;
+  constexpr int kUsual = 128;
   if (is_greedy(own.temperature) || own.top_k == 1 || !(own.top_k > 0 || own.top_p < 1.0f)) return 0;
   const int wanted = own.top_k > 0 && own.top_k <= ctas * kThreads ? own.top_k : kUsual;
   return min((wanted + ctas - 1) / ctas, kThreads);
@@ -210,7 +210,7 @@ GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& ro
     }
     ptx::reconverge(team.zero);
   } else {
-    found = find_token(team, part, sums, draw_target(parameters_of(team).uniform, outcome.mass), kept_mass);
+    found = find_token(team, part, sums, draw_target(row.own.uniform, outcome.mass), kept_mass);
   }
   outcome.last = ranked(order_key(set.least), p.vocabulary - 1);
   if (p.limits != nullptr && kFiltered) {
@@ -246,8 +246,8 @@ GVR_DEVICE void skip_row(const Team& team, const SampleParams& p, int row) {
 // Samples a row whose kept tokens may be many, which all CTAs do together.
 template <typename T>
 __device__ __noinline__ void sample_from_row(Team team, RowShare<T> part, Row row, uint32_t top,
-                                             uint32_t guess, Mass mass) {
-  const Filters<T> filters{team, part, row, top, guess, mass};
+                                             uint32_t guess) {
+  const Filters<T> filters{team, part, row, top, guess};
   Border border{-INFINITY};
   const Prefix prefix = filters.kept(border);
   const float least = key_to_float(prefix.key);
@@ -265,7 +265,7 @@ template <typename T>
 __device__ __noinline__ TopKBound bound_top_k(Team team, RowShare<T> part, Row row, uint32_t top,
                                               uint32_t guess) {
   Border border;
-  const Prefix prefix = Filters<T>{team, part, row, top, guess, Mass{}}.by_top_k(border, kMaxCandidates);
+  const Prefix prefix = Filters<T>{team, part, row, top, guess}.by_top_k(border, kMaxCandidates);
   return TopKBound{prefix.key, team.turn, team.bins_turn};
 }
 
@@ -317,7 +317,7 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
     take_one(team, part, about, token);
     return;
   }
-  const Filters<T> filters{team, part, about, key_of(top.best), top.guess, Mass{}};
+  const Filters<T> filters{team, part, about, key_of(top.best), top.guess};
   if (!filters.any()) {
     const KeptSet all{key_to_float(filters.everything().key), 0xffffffffu};
     draw_from_row<false>(team, part, about, all, Border{}, true);
@@ -333,7 +333,7 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
   const bool searches = filters.has_top_k() && about.own.top_k <= kMaxCandidates;
   bool holds = false;
   Survey survey{};
-  if (!searches || about.own.top_k <= kMostGuessed) {
+  if (!filters.expects_many() && (!searches || about.own.top_k <= kMostGuessed)) {
     survey = survey_from(least);
     holds = filters.hold(survey, least);
   }
@@ -345,7 +345,7 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
     holds = filters.hold(survey, least);
   }
   if (!holds) {
-    sample_from_row(team, part, about, key_of(top.best), top.guess, Mass{survey.all, survey.listed, least});
+    sample_from_row(team, part, about, key_of(top.best), top.guess);
     return;
   }
   send_candidates(team, part, key_to_float(least), survey);

@@ -32,8 +32,8 @@ GVR_DEVICE RowParameters read_parameters(const SampleParams& p, int row) {
   RowParameters own{};
   own.skipped = p.row_slot.data != nullptr && (slot < 0 || slot >= p.num_slots);
   if (own.skipped) return own;
-  own.uniform = static_cast<uint64_t>(parameter_of(p.seed, slot));
-  own.hash = static_cast<uint32_t>(parameter_of(p.position, row));
+  own.seed = parameter_of(p.seed, slot);
+  own.position = static_cast<uint32_t>(parameter_of(p.position, row));
   own.temperature = parameter_of(p.temperature, slot);
   own.top_p = parameter_of(p.top_p, slot);
   own.min_p = parameter_of(p.min_p, slot);
@@ -47,7 +47,7 @@ GVR_DEVICE RowParameters read_parameters(const SampleParams& p, int row) {
 // Computes what follows from the parameters that have been read. Greedy rows do not need it.
 GVR_DEVICE void complete(RowParameters& own) {
   if (is_greedy(own.temperature)) return;
-  own.hash = hash_prefix(static_cast<int64_t>(own.uniform), own.hash);
+  own.hash = hash_prefix(own.seed, own.position);
   own.uniform = uniform64(own.hash);
   own.scale = mass_scale(own.temperature);
 }
@@ -144,12 +144,6 @@ struct Row {
   }
 };
 
-// The mass of all candidates, and of those with keys from `least` on, as a survey has found it.
-struct Mass {
-  uint64_t all, listed;
-  uint32_t least;
-};
-
 // The prefixes that the filters of a row keep. `Part` is what a CTA holds of it.
 template <typename T, typename Part = RowShare<T>>
 struct Filters {
@@ -157,7 +151,6 @@ struct Filters {
   const Part& part;
   const Row& row;
   uint32_t top, guess;
-  Mass mass;  // known where `counts_all`
 
   GVR_DEVICE const RowParameters& own() const { return row.own; }
   GVR_DEVICE FilterOrder order() const { return row.p.order; }
@@ -188,6 +181,13 @@ struct Filters {
     return ::max(everything().key, guessed ? guess : by_min_p().key);
   }
 
+  // Whether the tokens below the guess are expected to have more mass than top-p leaves out. Of 128,256
+  // Gaussian logits with a deviation up to 4 they had a 2^9th or more of what all would have at the guess.
+  GVR_DEVICE bool expects_many() const {
+    const float distance = (row.max - key_to_float(guess)) * masses().scale;
+    return counts_all() && !has_top_k() && distance < octaves() - 10.0f;
+  }
+
   // Whether they keep nothing below the candidates of a survey from the key `least` on, and those are few
   // enough for one CTA.
   GVR_DEVICE bool hold(const Survey& survey, uint32_t least) const {
@@ -215,8 +215,8 @@ struct Filters {
     uint64_t target;
     const uint32_t floor = everything().key;
     const Cut cut = find_cut<T>(
-        team, part, floor, Span{guess, top}, top, 0, Ones{}, [&](uint64_t) { return k; }, false, target,
-        border, enough);
+        team, part, floor, Span{guess, top}, top, 0, Ones{}, [&](uint64_t) { return k; }, target, border,
+        enough);
     if (cut.key < floor) return everything();  // There are fewer candidates.
     const uint64_t equal = k - cut.above;
     return Prefix{cut.key, equal == cut.at ? kAllEqual : equal};
@@ -225,11 +225,8 @@ struct Filters {
   // The keys between which top-p is expected to cut.
   GVR_DEVICE Span expected(const Masses& measure) const {
     if (!counts_all() || has_top_k()) return Span{order_key(row.max - octaves() / measure.scale), top};
-    const uint64_t target = top_p_mass(own().top_p, mass.all);
-    if (target <= mass.listed) return Span{mass.least, top};
-    const float share = static_cast<float>(target - mass.listed) / static_cast<float>(mass.all - mass.listed);
     const Interval interval =
-        expect_boundary(team, part, measure, octaves() + 4.0f, key_to_float(mass.least), share);
+        expect_boundary(team, part, measure, octaves() + 4.0f, key_to_float(least_expected()), own().top_p);
     return Span{order_key(interval.low), order_key(interval.high)};
   }
 
@@ -240,16 +237,14 @@ struct Filters {
     const float least = key_to_float(of.key);
     const bool some = of.equal != kAllEqual;
     const uint64_t extra = some ? of.equal * measure(least) : 0;
-    const auto target_of = [&](uint64_t total) {
-      return top_p_mass(own().top_p, counts_all() ? mass.all : total);
-    };
+    const auto target_of = [&](uint64_t total) { return top_p_mass(own().top_p, total); };
     uint64_t target;
     Cut cut{of.key, 0, 0, false};
     if (some && of.key == top) {
       target = target_of(extra);
     } else {
-      cut = find_cut<T>(team, part, of.key + some, expected(measure), top, extra, measure, target_of,
-                        !counts_all(), target, border);
+      cut = find_cut<T>(team, part, of.key + some, expected(measure), top, extra, measure, target_of, target,
+                        border);
       if (cut.ends_with_one) return Prefix{cut.key, kAllEqual};
     }
     if (cut.key < of.key) cut.key = of.key;
@@ -388,7 +383,7 @@ struct ShortList {
 
 // Leaves of `count` candidates those that surely hold the first k, in their order: fewer take less time to
 // sort.
-static __device__ __noinline__ ShortList shorten_list(Team team, int k, int count) {
+static __device__ __noinline__ ShortList keep_first_k(Team team, int k, int count) {
   constexpr int kEach = kMaxCandidates / kThreads;
   uint64_t* const listed = team.smem().candidates;
   uint64_t own[kEach], most = 0;
@@ -421,7 +416,7 @@ GVR_DEVICE void sample_alone(Team& team, const Row& row, const Filters<T>& filte
   team.ctas = 1;
   const int by_k = filters.has_top_k() ? row.own.top_k : INT_MAX;
   if (survey.count > kThreads && by_k < kThreads && !filters.counts_all()) {
-    const ShortList list = shorten_list(team, by_k, static_cast<int>(survey.count));
+    const ShortList list = keep_first_k(team, by_k, static_cast<int>(survey.count));
     least = max(least, list.least), survey.count = list.count;
   }
   if (survey.count <= kThreads) {

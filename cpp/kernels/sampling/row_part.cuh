@@ -24,9 +24,15 @@ static_assert(1 << kLog2Bins == kBins);
 // The parameters of a row. Another stream may be writing them, so each CTA reads them once, and all CTAs go
 // on with what the first one has read.
 struct alignas(16) RowParameters {
-  uint64_t uniform;  // the seed; behind complete(), random bits of a draw without noise
-  uint32_t hash;     // the position, of which 32 bits count; behind complete(), the hash of both
-  float scale;       // behind complete(), that of the masses at the temperature
+  union {
+    int64_t seed;
+    uint64_t uniform;  // behind complete(): random bits of a draw without noise
+  };
+  union {
+    uint32_t position;  // 32 bits of it count
+    uint32_t hash;      // behind complete(): that of seed and position
+  };
+  float scale;  // behind complete(): that of the masses at the temperature
   float temperature;
   float top_p;
   float min_p;
@@ -70,14 +76,14 @@ constexpr int kCandidatesBarrier = 2;
 // - Everything else belongs to this CTA, with a block barrier between writes and reads.
 struct alignas(16) SampleShared {
   uint64_t barriers[3];  // of the inboxes, and of the candidates
-  uint32_t word;
   RowParameters parameters, read;
   Records inbox[2], warps[2];
   uint64_t of_warp[kWarps];
   FoundBin found;
+  uint32_t word;
   union {
     struct {
-      uint64_t bins[2][kBins + 1];  // the last one is what the threads have beside bins
+      uint64_t bins[2][kBins + 2];  // the last two are what the threads have beside bins
       uint32_t limbs[3][kBins];     // what a bin holds, in digits of kLimbBits bits
       alignas(16) uint32_t maxima[kThreads];
     };

@@ -2,6 +2,8 @@
 // is of ones for top-k and of masses for top-p. All sums are of integers, so their order does not matter.
 #pragma once
 
+#include <type_traits>
+
 #include "core/key_range.cuh"
 #include "gvr_topk/sampling_arithmetic.h"
 #include "sampling/row_part.cuh"
@@ -14,42 +16,56 @@ struct Ones {
   GVR_DEVICE uint64_t operator()(float) const { return 1; }
 };
 
-// A mass, or a sum of masses, in two parts that are easy to make and to add up: how often it has 2^21, and
-// the rest. Each mass adds a constant to both.
-struct MassParts {
+// A sum of up to 2^9 masses, each given over 2^43 with up to 24 bits. Above the base numbers lie 2^-43 apart,
+// so that an addition that rounds down cuts a mass to what it counts.
+struct DoubleSum {
+  static constexpr double kBase = 512.0;
+  double sum = kBase;
+
+  GVR_DEVICE void operator+=(float mass) { sum = __dadd_rd(sum, mass); }
+  GVR_DEVICE uint64_t of(uint32_t) const {
+    return static_cast<uint64_t>(__double_as_longlong(sum) - __double_as_longlong(kBase));
+  }
+};
+
+// The same where doubles are slow, in two parts: how often the masses have 2^-22, and the rest. Each mass
+// adds a constant to both.
+struct PartedSum {
   static constexpr int kLowBits = 21;
   static constexpr float kHighBase = 3.0f, kLowBase = 0x1.8p-20f;  // which lie 2^-22 and 2^-43 from the next
   uint32_t high = 0, low = 0;
 
-  GVR_DEVICE void operator+=(const MassParts& other) { high += other.high, low += other.low; }
-
+  GVR_DEVICE void operator+=(float mass) {
+    const float cut = __fadd_rd(mass, kHighBase);
+    high += __float_as_uint(cut);
+    low += __float_as_uint(__fadd_rd(add_rn(mass, -add_rn(cut, -kHighBase)), kLowBase));
+  }
   // The sum, if it is one of `count` masses.
-  GVR_DEVICE uint64_t sum(uint32_t count) const {
+  GVR_DEVICE uint64_t of(uint32_t count) const {
     const uint32_t highs = high - count * __float_as_uint(kHighBase);
     return (static_cast<uint64_t>(highs) << kLowBits) + (low - count * __float_as_uint(kLowBase));
   }
 };
-static_assert(kMassBits == 22 + MassParts::kLowBits);
+static_assert(kMassBits == 22 + PartedSum::kLowBits);
+
+using MassSum = std::conditional_t<kArch == 90, DoubleSum, PartedSum>;
 
 // Elements are measured by their mass.
 struct Masses {
   static constexpr int kLimbs = 3;
   float max, scale;
 
-  // Whether `parts` makes the masses of the row: no distance is NaN, and scaling it down rounds nothing.
-  GVR_DEVICE bool has_parts() const { return max < INFINITY && scale >= 0x1p-100f; }
+  // Whether `share` makes the masses of the row: no distance is NaN, and scaling it down rounds nothing.
+  GVR_DEVICE bool has_shares() const { return max < INFINITY && scale >= 0x1p-100f; }
 
-  // The mass of an element, as mass() in sampling_arithmetic.h makes it. All instructions but one are of
-  // floats: those of integers take twice as long. 64 octaves are 1, so that saturation limits the distance,
-  // and additions that round down cut the mass in two.
-  GVR_DEVICE MassParts parts(float x) const {
+  // The mass of an element over 2^43, as mass() in sampling_arithmetic.h makes it, but not cut. All
+  // instructions but one are of floats: those of integers take twice as long. 64 octaves are 1, so that
+  // saturation limits the distance.
+  GVR_DEVICE float share(float x) const {
     const float distance = __saturatef(__fmul_rn(add_rn(max, -x), scale * 0x1p-6f));
     const float aligned = __fmaf_ru(distance, 64.0f, kAligned), whole = add_rn(aligned, -kAligned);
     const uint32_t power = __float_as_uint(exp2_fraction(fma_rn(distance, -64.0f, whole)));
-    const float mass = __uint_as_float(power + __float_as_uint(aligned) * 0xff800000u);
-    const float high = __fadd_rd(mass, MassParts::kHighBase);
-    const float rest = add_rn(mass, -add_rn(high, -MassParts::kHighBase));
-    return MassParts{__float_as_uint(high), __float_as_uint(__fadd_rd(rest, MassParts::kLowBase))};
+    return __uint_as_float(power + __float_as_uint(aligned) * 0xff800000u);
   }
 
   // The minimum is 0 of a NaN, so +inf is at no distance from +inf.
@@ -126,18 +142,21 @@ struct Prefix8 {
   GVR_DEVICE uint64_t all(int word = 0) const { return __shfl_sync(0xffffffffu, upto, 8 * word + 7); }
 };
 
-// The sum of a number over the threads before this one, and over all. It takes two block barriers. Lanes may
-// come to it apart.
-GVR_DEVICE uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& total) {
+// The sum of a number over the threads before this one, and over all. A block barrier stands within, and
+// another behind the last call. Lanes may come to it apart.
+GVR_DEVICE uint64_t next_block_prefix(const Team& team, uint64_t value, uint64_t& total) {
   ptx::reconverge(team.zero);
-  uint64_t before = warp_prefix(value, team.lane);
-  __syncthreads();  // Everybody has read the sums of the last time.
+  const uint64_t before = warp_prefix(value, team.lane);
   if (team.lane == 31) team.smem().of_warp[team.warp] = before;
   ptx::reconverge(team.zero);
   __syncthreads();
   const Prefix8 warps = Prefix8::of(team.smem().of_warp, kWarps, team.lane);
   total = warps.all();
   return warps.before(team.warp) + before - value;
+}
+GVR_DEVICE uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& total) {
+  __syncthreads();  // All have read the sums of the last call.
+  return next_block_prefix(team, value, total);
 }
 
 // Masses of one thread's elements, and those from a limit on: their mass, how many there are, and at which
@@ -148,82 +167,93 @@ struct MassSums {
 };
 
 // Adds up the masses of this thread's elements. If `kLists`, those from `least` on are summed apart.
-template <bool kLists, bool kParts, typename T>
+template <bool kLists, bool kShares, typename T>
 GVR_DEVICE MassSums add_masses_by(const RowShare<T>& part, const Masses& masses, float least, int lane) {
   MassSums sums{};
-  MassParts all, listed;
+  MassSum all[2], listed;
+  uint64_t step = 1;
 #pragma unroll 1
-  for (int j = lane; j < part.vectors; j += 32) {
+  for (int j = lane; j < part.vectors; j += 32, step <<= 1) {
     const uint4 vec = ptx::load_shared(part.address + 16 * j);
-    MassParts parts[kPerVec<T>];
-    uint64_t mass[kPerVec<T>];
+    std::conditional_t<kShares, float, uint64_t> mass[kPerVec<T>];
 #pragma unroll
     for (int e = 0; e < kPerVec<T>; ++e) {
-      if constexpr (kParts) {
-        parts[e] = masses.parts(element<T>(vec, e));
-        all += parts[e];
+      if constexpr (kShares) {
+        mass[e] = masses.share(element<T>(vec, e));
+        all[e % 2] += mass[e];
       } else {
         mass[e] = masses(element<T>(vec, e));
         sums.all += mass[e];
       }
     }
     if (!kLists || !(largest<T>(vec) >= least)) continue;
-    sums.steps |= uint64_t{1} << (j / 32);
+    sums.steps |= step;
 #pragma unroll
     for (int e = 0; e < kPerVec<T>; ++e) {
       if (!(element<T>(vec, e) >= least)) continue;
       ++sums.count;
-      if constexpr (kParts) {
-        listed += parts[e];
+      if constexpr (kShares) {
+        listed += mass[e];
       } else {
         sums.listed += mass[e];
       }
     }
   }
-  if constexpr (kParts) {
-    const uint32_t vectors = (part.vectors - lane + 31) / 32;
-    sums.all = all.sum(vectors * kPerVec<T>), sums.listed = listed.sum(sums.count);
+  if constexpr (kShares) {
+    const uint32_t half = (part.vectors - lane + 31) / 32 * kPerVec<T> / 2;
+    sums.all = all[0].of(half) + all[1].of(half), sums.listed = listed.of(sums.count);
   }
   return sums;
 }
 
 template <bool kLists, typename T>
 __device__ __noinline__ MassSums add_masses(RowShare<T> part, Masses masses, float least, int lane) {
-  return masses.has_parts() ? add_masses_by<kLists, true>(part, masses, least, lane)
-                            : add_masses_by<kLists, false>(part, masses, least, lane);
+  return masses.has_shares() ? add_masses_by<kLists, true>(part, masses, least, lane)
+                             : add_masses_by<kLists, false>(part, masses, least, lane);
 }
 template <typename T>
 GVR_DEVICE uint64_t add_all_masses(const RowShare<T>& part, const Masses& masses, int lane) {
   return add_masses<false>(part, masses, INFINITY, lane).all;
 }
 
-// Adds up the masses of this thread's elements from `least` on. The steps of the sums are those at which
-// there are elements from `low` on; those `inside` have one below `least`.
-template <bool kParts, typename T>
-GVR_DEVICE MassSums add_masses_from(const RowShare<T>& part, const Masses& masses, float low, float least,
-                                    int lane) {
+// Adds up the masses of this thread's elements from `floor` on, and of those from `least` on, which are
+// counted. The steps of the sums are those at which there are elements from `low` on; those `inside` have one
+// below `least`.
+template <bool kShares, typename T>
+GVR_DEVICE MassSums add_masses_from(const RowShare<T>& part, const Masses& masses, float floor, float low,
+                                    float least, int lane) {
   MassSums sums{};
-  MassParts parts;
+  MassSum all[2], listed;
+  uint32_t vectors = 0;
+  uint64_t step = 1;
 #pragma unroll 1
-  for (int j = lane; j < part.vectors; j += 32) {
+  for (int j = lane; j < part.vectors; j += 32, step <<= 1) {
     const uint4 vec = ptx::load_shared(part.address + 16 * j);
-    if (!(largest<T>(vec) >= low)) continue;
+    const float most = largest<T>(vec);
+    if (!(most >= floor)) continue;
     bool others = false;
+    ++vectors;
 #pragma unroll
     for (int e = 0; e < kPerVec<T>; ++e) {
-      const float x = element<T>(vec, e);
+      const float x = element<T>(vec, e), counted = x >= floor ? x : -INFINITY;
       const bool here = x >= least;
       sums.count += here, others |= x >= low && !here;
-      if constexpr (kParts) {
-        parts += masses.parts(here ? x : -INFINITY);
+      if constexpr (kShares) {
+        const float mass = masses.share(counted);
+        all[e % 2] += mass;
+        if (here) listed += mass;
       } else {
-        sums.listed += masses(here ? x : -INFINITY);
+        const uint64_t mass = masses(counted);
+        sums.all += mass, sums.listed += here ? mass : 0;
       }
     }
-    sums.steps |= uint64_t{1} << (j / 32);
-    sums.inside |= static_cast<uint64_t>(others) << (j / 32);
+    sums.steps |= most >= low ? step : 0;
+    sums.inside |= others ? step : 0;
   }
-  if constexpr (kParts) sums.listed = parts.sum(kPerVec<T> * __popcll(static_cast<long long>(sums.steps)));
+  if constexpr (kShares) {
+    const uint32_t half = kPerVec<T> / 2 * vectors;
+    sums.all = all[0].of(half) + all[1].of(half), sums.listed = listed.of(sums.count);
+  }
   return sums;
 }
 
@@ -247,16 +277,21 @@ GVR_DEVICE float value_of_end(uint32_t key) {
   return KeyInterval::only(whole_key<T>(key)).high();
 }
 
-// The sums of a row's elements by bins.
-struct RowBins {
-  uint64_t bin;    // the bin of this thread's number
-  uint64_t other;  // the sum of what the threads have beside bins
+// Two sums over what each thread has beside bins.
+struct Beside {
+  uint64_t all, listed;
 };
 
-// Sums by bins over all CTAs. `visit` calls add(bin, value) with values of `kLimbs` digits. If `sums_other`,
-// `other` is a number of this thread, to be summed beside bins.
+// The sums of a row's elements by bins.
+struct RowBins {
+  uint64_t bin;  // the bin of this thread's number
+  Beside beside;
+};
+
+// Sums by bins over all CTAs. `visit` calls add(bin, value) with values of `kLimbs` digits. If `sums_beside`,
+// `beside` are numbers of this thread, to be summed beside bins.
 template <int kLimbs, typename Visit>
-GVR_DEVICE RowBins count_bins(Team& team, bool sums_other, uint64_t other, Visit visit) {
+GVR_DEVICE RowBins count_bins(Team& team, bool sums_beside, Beside beside, Visit visit) {
   SampleShared& smem = team.smem();
   visit([&](uint32_t bin, uint64_t value) {
 #pragma unroll
@@ -266,9 +301,10 @@ GVR_DEVICE RowBins count_bins(Team& team, bool sums_other, uint64_t other, Visit
     }
   });
   ptx::reconverge(team.zero);
-  if (sums_other) {
-    other = warp_sum(other);
-    if (team.lane == 0) smem.warps[team.turn & 1].word[0][team.warp] = other;
+  Records& warps = smem.warps[team.turn & 1];
+  if (sums_beside) {
+    const uint64_t all = warp_sum(beside.all), listed = warp_sum(beside.listed);
+    if (team.lane == 0) warps.word[0][team.warp] = all, warps.word[1][team.warp] = listed;
   }
   __syncthreads();
   uint64_t own = 0;
@@ -279,24 +315,28 @@ GVR_DEVICE RowBins count_bins(Team& team, bool sums_other, uint64_t other, Visit
   }
   uint64_t* const bins = smem.bins[team.bins_turn++ & 1];
   bins[team.thread] = own;
-  if (sums_other && team.thread == 0) {
+  if (sums_beside && team.thread < 2) {
     uint64_t sum = 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += smem.warps[team.turn & 1].word[0][w];
-    bins[kBins] = sum;
+    for (int w = 0; w < kWarps; ++w) sum += warps.word[team.thread][w];
+    bins[kBins + team.thread] = sum;
   }
   team.sync();  // All bins are there.
-  return RowBins{sum_of_ranks(team, bins[team.thread]), sums_other ? sum_of_ranks(team, bins[kBins]) : 0};
+  RowBins sums{sum_of_ranks(team, bins[team.thread])};
+  if (sums_beside) {
+    sums.beside = Beside{sum_of_ranks(team, bins[kBins]), sum_of_ranks(team, bins[kBins + 1])};
+  }
+  return sums;
 }
 
 // Sums the elements of a span, which lie at `steps` of each CTA's part. Keys are those without the bits that
 // keys of T have in common.
 template <typename T, typename Part, typename Measure>
 GVR_DEVICE RowBins sum_bins(Team& team, const Part& part, uint64_t steps, Span span, const Measure& measure,
-                            bool sums_other, uint64_t other) {
+                            bool sums_beside, Beside beside) {
   const float low = key_to_float(whole_key<T>(span.low)), high = value_of_end<T>(span.high);
   const int shift = span.shift();
-  return count_bins<Measure::kLimbs>(team, sums_other, other, [&](const auto& add) {
+  return count_bins<Measure::kLimbs>(team, sums_beside, beside, [&](const auto& add) {
     part.for_each(
         steps, team.lane, [&](float x, int) { return x >= low && x <= high; },
         [&](float x, int) { add((span.high - (order_key(x) >> kInvariantBits<T>)) >> shift, measure(x)); });
@@ -309,7 +349,7 @@ struct BinSearch {
 
   GVR_DEVICE BinSearch(const Team& team, uint64_t bin) {
     if (team.thread == 0) team.smem().found.bin = kBins;
-    before = block_prefix(team, bin, total);
+    before = next_block_prefix(team, bin, total);  // Bins take a barrier of all CTAs.
   }
 
   // The bin at which the sum reaches `target`, in all threads behind a block barrier.
@@ -322,31 +362,39 @@ struct BinSearch {
   }
 };
 
-// The values between which `share` of the mass of the sampled elements ends, with high probability.
+constexpr int kSampled = 8;  // one vector in so many
+
+// The values between which a share of the mass of all elements ends, with high probability.
 struct Interval {
   float low, high;
 };
 
-// Takes a sample of the elements below `least`, one vector in eight of each thread, by their distance from
-// the largest: all bins together are `octaves` of mass.
+// Adds up the elements from `least` on, and takes a sample of those below, one vector in eight of each
+// thread, by their distance from the largest: all bins together are `octaves` of mass.
 template <typename T>
 GVR_DEVICE Interval expect_boundary(Team& team, const RowShare<T>& part, const Masses& masses, float octaves,
-                                    float least, float share) {
+                                    float least, float top_p) {
   SampleShared& smem = team.smem();
   const float bins = kBins / octaves * masses.scale;
-  const uint64_t count = count_bins<1>(team, false, 0, [&](const auto& add) {
+  Beside known{};
+  part.for_each(
+      part.steps_from(least, team.lane), team.lane, [&](float x, int) { return x >= least; },
+      [&](float x, int) { known.listed += masses(x); });
+  const RowBins sums = count_bins<1>(team, true, known, [&](const auto& add) {
 #pragma unroll 1
-                           for (int step = team.lane % 8; step < part.vectors / 32 + 8; step += 8) {
-                             const uint4 vec = part.load(32 * step + team.lane);
+    for (int step = team.lane % kSampled; step < part.vectors / 32 + kSampled; step += kSampled) {
+      const uint4 vec = part.load(32 * step + team.lane);
 #pragma unroll
-                             for (int e = 0; e < kPerVec<T>; ++e) {
-                               const float x = element<T>(vec, e), bin = (masses.max - x) * bins;
-                               if (x < least && bin < kBins) add(static_cast<uint32_t>(fmaxf(bin, 0.0f)), 1);
-                             }
-                           }
-                         }).bin;
+      for (int e = 0; e < kPerVec<T>; ++e) {
+        const float x = element<T>(vec, e), bin = (masses.max - x) * bins;
+        if (x < least && bin < kBins) add(static_cast<uint32_t>(fmaxf(bin, 0.0f)), 1);
+      }
+    }
+  });
+  const float count = static_cast<float>(sums.bin),
+              listed = static_cast<float>(sums.beside.listed) * 0x1p-43f;
   const float width = octaves / kBins, weight = exp2f(-width * (team.thread + 0.5f));
-  const float mass = static_cast<float>(count) * weight, upto = warp_prefix(mass, team.lane);
+  const float mass = count * weight, upto = warp_prefix(mass, team.lane);
   const float squares = warp_sum(mass * weight), lower = __shfl_up_sync(0xffffffffu, upto, 1);
   Records& warps = smem.warps[team.turn & 1];
   if (team.lane == 31) {
@@ -366,10 +414,12 @@ GVR_DEVICE Interval expect_boundary(Team& team, const RowShare<T>& part, const M
     variance += __uint_as_float(static_cast<uint32_t>(warps.word[1][w]));
   }
   const float begin = before + (team.lane > 0 ? lower : 0.0f), end = before + upto;
+  // Of the sampled mass, this share is above the boundary.
+  const float share = fmaxf(top_p - (1.0f - top_p) * listed / (kSampled * total), 0.0f);
   const float rest = 1.0f - share, middle = share * total;
   if (begin <= middle && middle < end) {
     constexpr float kDeviations = 4.0f;
-    const float error = kDeviations * sqrtf(variance * rest * rest + weight * total * rest * share * share);
+    const float error = kDeviations * sqrtf(variance * rest * rest + weight * total * rest * top_p * top_p);
     atomicMax(&found[0], __float_as_uint(error));
   }
   __syncthreads();
@@ -411,50 +461,44 @@ GVR_DEVICE Border border_from(const Team& team, const Part& part, float low) {
 }
 
 // Finds the key at which the sum over the elements from `floor` to `top`, and `extra` behind them, reaches a
-// target, which `target_of` makes of the whole sum. The boundary is expected between two keys, and is found
-// wherever it is. If it lies in `extra`, the key is `floor` - 1. If `sums_all` is false, `target_of` does not
-// need the whole sum. Otherwise `expected` ends with `top`. The search ends with any key behind the boundary
-// whose sum is at most `enough`.
+// target, which `target_of` makes of the whole sum, or of 0 if elements are counted. The boundary is expected
+// between two keys, and is found wherever it is. If it lies in `extra`, the key is `floor` - 1. The search
+// ends with any key behind the boundary whose sum is at most `enough`.
 template <typename T, typename Part, typename Measure, typename TargetOf>
 GVR_DEVICE Cut find_cut(Team& team, const Part& part, uint32_t floor, Span expected, uint32_t top,
-                        uint64_t extra, const Measure& measure, const TargetOf& target_of, bool sums_all,
-                        uint64_t& target, Border& border, uint64_t enough = 0) {
+                        uint64_t extra, const Measure& measure, const TargetOf& target_of, uint64_t& target,
+                        Border& border, uint64_t enough = 0) {
+  constexpr bool kMasses = Measure::kLimbs > 1;
   const uint32_t first = least_narrow<T>(floor), last = top >> kInvariantBits<T>;
   const auto narrow = [&](uint32_t key) { return min(max(key >> kInvariantBits<T>, first), last); };
   const auto value = [](uint32_t key) { return key_to_float(whole_key<T>(key)); };
   Span span{min(narrow(expected.low), narrow(expected.high)), narrow(expected.high)};
-  const float low = value(sums_all ? first : span.low);
-  const bool adds = Measure::kLimbs > 1 && (sums_all || span.high < last);
-  if (!adds) border = border_from(team, part, low);
-  uint64_t steps = border.steps;
-  if constexpr (Measure::kLimbs > 1) {
-    if (adds) {
-      const float least = sums_all ? low : value(span.high + 1);
-      const MassSums sums = measure.has_parts()
-                                ? add_masses_from<true>(part, measure, low, least, team.lane)
-                                : add_masses_from<false>(part, measure, low, least, team.lane);
-      border = Border{low, INFINITY, sums.steps, sums.steps, sums.listed, sums.count};
-      steps = sums_all ? sums.steps : sums.inside;
-    }
+  const float low = value(span.low);
+  Beside beside{};
+  if constexpr (kMasses) {
+    const float all = value(first), least = value(span.high + 1);
+    const MassSums sums = measure.has_shares()
+                              ? add_masses_from<true>(part, measure, all, low, least, team.lane)
+                              : add_masses_from<false>(part, measure, all, low, least, team.lane);
+    border = Border{low, value_of_end<T>(span.high), sums.steps, sums.inside, sums.listed, sums.count};
+    beside = Beside{sums.all, sums.listed};
+  } else {
+    border = border_from(team, part, low);
   }
+  uint64_t steps = border.inside;
   Cut cut{floor - 1, 0, 0, false};
 #pragma unroll 1
   for (bool is_first = true;; is_first = false) {
-    const RowBins sums = sum_bins<T>(team, part, steps, span, measure, adds && is_first, border.above);
+    const RowBins sums = sum_bins<T>(team, part, steps, span, measure, kMasses && is_first, beside);
     const BinSearch search(team, sums.bin);
     if (is_first) {
-      target = target_of(sums.other + extra);
-      if (sums_all) {
-        border.above = 0, border.count = 0;
-        if (target > sums.other) return Cut{floor - 1, sums.other, 0, false};
-      } else {
-        cut.above = sums.other;
-        border.high = value_of_end<T>(span.high), border.inside = steps;
-        if (target <= cut.above) {
-          border = border_from(team, part, border.low);
-          span = Span{span.high + 1, last}, cut.above = 0, steps = border.steps;
-          continue;
-        }
+      target = target_of(sums.beside.all + extra);
+      if (kMasses && target > sums.beside.all) return Cut{floor - 1, sums.beside.all, 0, false};
+      cut.above = sums.beside.listed;
+      if (kMasses && target <= cut.above) {
+        border = border_from(team, part, low);
+        span = Span{span.high + 1, last}, cut.above = 0, steps = border.steps;
+        continue;
       }
     }
     const FoundBin found = search.find(team, sums.bin, target - cut.above);
@@ -474,7 +518,7 @@ GVR_DEVICE Cut find_cut(Team& team, const Part& part, uint32_t floor, Span expec
     // The target is not reached in this span. Below the first one there may be another.
     if (!is_first || span.low == first) return cut;
     span = Span{first, span.low - 1};
-    if (!sums_all) border = border_from(team, part, value(first));
+    border = border_from(team, part, value(first));
     steps = border.steps;
   }
 }

@@ -152,14 +152,15 @@ GVR_DEVICE Listed add_lists(Team& team, int count, bool whole, uint64_t best, ui
 
 // Finds a key from which on lists that are too long for one CTA hold the first k, and few others if possible.
 template <typename T>
-GVR_DEVICE uint32_t shorten_lists(Team& team, const TokenList& list, const Row& row, const Listed& listed) {
+GVR_DEVICE uint32_t bound_listed_top_k(Team& team, const TokenList& list, const Row& row,
+                                       const Listed& listed) {
 #pragma unroll
   for (auto& limbs : team.smem().limbs) limbs[team.thread] = 0;
   __syncthreads();
   const ListedPart part{list};
   sampling::Border border;
   const uint32_t top = sampling::key_of(listed.best);
-  const sampling::Filters<T, ListedPart> filters{team, part, row, top, listed.least, {}};
+  const sampling::Filters<T, ListedPart> filters{team, part, row, top, listed.least};
   return filters.by_top_k(border, kMaxCandidates).key;
 }
 
@@ -212,7 +213,7 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   const sampling::RowShare<T> unheld(p, team);
   const Row unread = row_with(0.0f);
   const bool one = sampling::is_greedy(unread.own.temperature) || unread.own.top_k == 1;
-  const sampling::Filters<T> expected{team, unheld, unread, kPosInfKey, 0, 0};
+  const sampling::Filters<T> expected{team, unheld, unread, kPosInfKey, 0};
   if (!is_streamed(expected, one)) {
     ptx::wait_copies<0>();
     if (writer) p.pending[number] = 1;
@@ -246,11 +247,11 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
 
   Row about = row_with(sampling::value_of(listed.best));
   if (!one) sampling::complete(about.own);
-  const sampling::Filters<T> filters{team, unheld, about, sampling::key_of(listed.best), 0, 0};
+  const sampling::Filters<T> filters{team, unheld, about, sampling::key_of(listed.best), 0};
   uint32_t from = 1;  // What is sent, and counted, are the items with keys from here on.
   const auto takes = [&](uint64_t item) { return sampling::key_of(item) >= from; };
   if (!one && filters.has_top_k() && listed.count > kMaxCandidates && listed.count < kNotComplete) {
-    from = shorten_lists<T>(team, list, about, listed);
+    from = bound_listed_top_k<T>(team, list, about, listed);
     uint32_t count = 0;
     list.for_each(team.lane, 0, 0, [&](uint64_t item) { count += takes(item); });
     ptx::reconverge(team.zero);

@@ -128,7 +128,7 @@ __device__ __noinline__ uint32_t send_exactly(Team team, RowShare<T> part, RowSu
   sampling::Border border;
   const sampling::Cut cut = sampling::find_cut<T>(
       team, part, kNegInfKey, sampling::Span{top.guess, top.best}, top.best, 0, sampling::Ones{},
-      [&](uint64_t) { return static_cast<uint64_t>(n); }, false, target, border);
+      [&](uint64_t) { return static_cast<uint64_t>(n); }, target, border);
   const KeptSet set = sampling::set_through(team, part, key_to_float(cut.key), border.steps,
                                             [&](uint64_t) { return n - cut.above - 1; });
   const WarpSums sums = sampling::count_elements(team, part, border.steps,
