@@ -160,19 +160,17 @@ GVR_DEVICE void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, u
       : "memory");
 }
 
-// Waits until the barrier's phase of this parity is complete.
+// Waits until the barrier's phase of this parity is complete. The loop is in assembly, because ptxas takes
+// one in C++ apart, and moves behind the wait what is to be done meanwhile.
 GVR_DEVICE void barrier_wait(uint32_t address, uint32_t parity) {
   GVR_CHAOS_POINT();
-  uint32_t done;
-  do {
-    asm volatile(
-        "{\n .reg .pred p;\n"
-        " mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(address), "r"(parity)
-        : "memory");
-  } while (done == 0);
+  asm volatile(
+      "{\n .reg .pred done;\n"
+      "wait:\n"
+      " mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      " @!done bra wait;\n}" ::"r"(address),
+      "r"(parity)
+      : "memory");
   GVR_CHAOS_POINT();
 }
 
