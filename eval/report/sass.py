@@ -25,12 +25,20 @@ EXPLAINED: dict[str, str] = {
     "cluster/row_job.cuh: init_barriers": _OF_ONE_THREAD,
     "streaming/kernel.cuh: prefetch_row": _OF_ONE_THREAD,
     "prefill_short/prefill_tile.cuh: fetch": _OF_ONE_THREAD,
-    "small_row/partition.cuh: select_boundary": "the loop over the boundary is the same in all lanes",
 }
 """Why collectives need no guard, by file and function; none is behind a region that spans a barrier."""
 
 SAME_IN_ALL_LANES = {
+    "cluster/exchange.cuh: if (ctx.ctas > 1) {",  # a launch's; what it stores is in `WITHOUT_BARRIER`
+    "cluster/predictor.cuh: if (by_value) {",
+    "cluster/predictor.cuh: if (kth > kMostFiniteKey) return StepState{kStateInfinite, 0.0f, 0.0f, 0};",
+    (
+        "cluster/predictor.cuh: "
+        "if (moments.are_known() && fabsf(moments.mean) <= kMaxOffsetSigmas * moments.deviation) {"
+    ),
     "cluster/sample.cuh: for (int e = 0; e < kSampleVec; ++e) {",  # in each round `at_once`
+    "cluster/select.cuh: if (2 * stride >= count) return;",  # the keys of a warp
+    "core/chunked_store.cuh: for (int first = 0; first < count; first += 32 * kAtOnce) {",  # a warp's items
     "resident/count_and_emit.cuh: if (tie_key != kAbsentKey) {",
     "resident/cluster_tile.cuh: for (int j = 0; j < kVecs; ++j) {",  # up to the row's vectors in a lane
     "resident/cluster_tile.cuh: if (length >= (32 - lane) * vecs * kPerVec<T>) return;",  # see there
@@ -38,13 +46,18 @@ SAME_IN_ALL_LANES = {
         "resident/resolve_miss.cuh: "
         "const uint32_t at_tie_key = tie_key != kAbsentKey ? inside & equal_to(tie_key) : 0;"
     ),
+    "small_row/cta_tile.cuh: if (!may_pass_end || begin + kVecs * kGroup <= n) return;",  # a warp's elements
+    "small_row/cta_tile.cuh: for (int first = 0; total != 0; first += kPerVec<T>) {",  # a sum over the warp
+    (
+        "small_row/partition.cuh: for (uint32_t i = 0; i < partition.boundary_count; i += 4) {"
+        "  // Absent elements are greater than none."
+    ),
 }
 """Branches, by file and source text, whose conditions are the row's or its interval's: a whole warp's."""
 
 WITHOUT_BARRIER = {
     "cluster/exchange.cuh: store_to_peers": "lanes that have nothing to send",
     "cluster/row_job.cuh: agree_on_length": "one thread publishes what it has read",
-    "cluster/row_job.cuh: load_state_late": "one thread loads the state",
     "resident/cluster_tile.cuh: fetch": "lanes at the row's end, where vectors are not whole",
     "resident/cluster_tile.cuh: copy_before": "lanes at the row's end",
 }

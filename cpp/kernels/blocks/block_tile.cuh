@@ -86,7 +86,7 @@ GVR_DEVICE void agree_on_row(RowJob<T, false>& job, const LaunchTraits& traits, 
   int start = 0;
   ptx::load_if(traits.has(LaunchTraits::kRowStarts) && threadIdx.x == 0, start, p.row_starts + job.row);
   start = min(max(start, 0), p.topk.width);
-  ptx::store_shared_if(threadIdx.x == 0, own.start, start);
+  ptx::store_shared_if(threadIdx.x == 0, ptx::shared_address(&own.start), start);
   TopkParams started = p.topk;
   started.width -= start;
   job.agree_on_length(started, traits);

@@ -52,15 +52,15 @@ GVR_DEVICE void send_and_wait(const RowContext<T>& ctx, const KeyInterval& inter
   Shared& smem = *ctx.shared;
   if (ctx.ctas > 1) {
     store_to_peers(ctx, interval);
-  } else if (ctx.thread == 0) {
-    smem.header.put_alone(Header{smem.counts, ctx.row.n, interval.lo, interval.hi, {}});
+  } else {
+    smem.header.put_alone_if(ctx.thread == 0, Header{smem.counts, ctx.row.n, interval.lo, interval.hi, {}});
   }
   meanwhile();
   if (ctx.ctas > 1) {
     ptx::barrier_wait(ptx::shared_address(&smem.counts_barrier), parity);
   } else {
-    __syncthreads();
     ptx::reconverge(ctx.zero);  // One thread has stored the header.
+    __syncthreads();
   }
 }
 

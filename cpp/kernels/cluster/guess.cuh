@@ -34,13 +34,19 @@ GVR_DEVICE RowSampler sampling_of(const RowContext<T>& ctx, const LaunchTraits& 
 template <typename T>
 GVR_DEVICE KeyInterval guess(const RowContext<T>& ctx, HintReason reason, const StepState& state,
                              const Moments& moments) {
-  if (reason == HintReason::kUsed) {
-    if (has_value(state)) return predicted_interval(moments, state);
+  if (__any_sync(0xffffffffu, reason == HintReason::kUsed)) {
+    if (has_value(state)) {
+      // All lanes have the same. A reduction shows it to the compiler, which would guard what follows.
+      const KeyInterval interval = predicted_interval(moments, state);
+      return KeyInterval{__reduce_min_sync(0xffffffffu, interval.lo),
+                         __reduce_min_sync(0xffffffffu, interval.hi), interval.source};
+    }
     if (state.z_score <= kStateInfinite) return KeyInterval{kPosInfKey, kPosInfKey, kGuessValue};
     // The row is masked nearly everywhere, so the interval is everything finite.
     return KeyInterval{kLeastFiniteKey, kMostFiniteKey, kGuessValue};
   }
-  if (moments.counted_none()) return KeyInterval{kLeastFiniteKey, kMostFiniteKey, kGuessRowSample};
+  if (__any_sync(0xffffffffu, moments.counted_none()))
+    return KeyInterval{kLeastFiniteKey, kMostFiniteKey, kGuessRowSample};
   return guess_by_row(ctx);
 }
 

@@ -24,7 +24,13 @@ class Inbox {
   }
 
   // Stores the item of a cluster of one CTA, which has no other sender and so uses no transaction barrier.
-  GVR_DEVICE void put_alone(const Item& item) { items_[0] = item; }
+  GVR_DEVICE void put_alone_if(bool condition, const Item& item) {
+#pragma unroll
+    for (size_t i = 0; i < sizeof(Item) / sizeof(uint4); ++i) {
+      ptx::store_shared_if(condition, ptx::shared_address(reinterpret_cast<uint4*>(items_) + i),
+                           reinterpret_cast<const uint4*>(&item)[i]);
+    }
+  }
 
  private:
   Item items_[kCount];

@@ -24,11 +24,11 @@ GVR_DEVICE void sum_over_cluster(const RowContext<T>& ctx, uint32_t over, uint32
   const int bin = ctx.thread;
   smem.keys.template clear<kThreads>();
   if (bin == 0) smem.counts = Counts{0, kRadixBins, 0};
-  __syncthreads();  // All threads of the block have counted.
-  ctx.list.put(bin, smem.hist[bin]);
   ptx::reconverge(ctx.zero);  // Lanes have counted different keys, and one thread has reset the counts.
+  __syncthreads();            // All threads of the block have counted.
   over = __reduce_add_sync(0xffffffffu, over);
-  if (ctx.lane == 0) atomicAdd(&smem.counts.above, over);
+  ctx.list.put(bin, smem.hist[bin]);
+  if (ctx.lane == 0) ptx::add_shared(smem.counts.above, over, ctx.zero);
   ptx::reconverge(ctx.zero);
   __syncthreads();
   send_and_wait(ctx, KeyInterval::everything(), parity, [] {});
@@ -37,13 +37,10 @@ GVR_DEVICE void sum_over_cluster(const RowContext<T>& ctx, uint32_t over, uint32
   for (int c = 0; c < ctx.ctas; ++c) sum += ctx.list.of(c)[bin];
   smem.keys.fine[bin] = sum;
   sum = __reduce_add_sync(0xffffffffu, sum);
-  if (ctx.lane == 0) atomicAdd(&smem.keys.coarse[bin >> Histogram::kLog2Group], sum);
-  ptx::reconverge(ctx.zero);
-  if (ctx.warp == 0) {
-    const uint32_t above = ctx.lane < ctx.ctas ? smem.header[ctx.lane].counts.above : 0;
-    const uint32_t all = __reduce_add_sync(0xffffffffu, above);
-    if (ctx.lane == 0) smem.over_range = all;
-  }
+  const uint32_t above = ctx.lane < ctx.ctas ? smem.header[ctx.lane].counts.above : 0;
+  const uint32_t all = __reduce_add_sync(0xffffffffu, above);
+  if (ctx.lane == 0) ptx::add_shared(smem.keys.coarse[bin >> Histogram::kLog2Group], sum, ctx.zero);
+  ptx::store_shared_if(bin == 0, ptx::shared_address(&smem.over_range), all);
   ptx::reconverge(ctx.zero);
   __syncthreads();
 }

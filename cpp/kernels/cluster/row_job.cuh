@@ -20,7 +20,7 @@ GVR_DEVICE StepState* state_of(const TopkParams& p, int slot) {
 
 // Starts to load the state of a slot, if `requested`.
 GVR_DEVICE void load_state(bool requested, const TopkParams& p, int slot, StepState& state) {
-  float4 loaded = make_float4(state.z_score, state.value, state.limit, 0.0f);
+  float4 loaded = make_float4(state.z_score, state.value, state.limit, __uint_as_float(state.packed_errors));
   ptx::load_if(requested, loaded, state_of(p, slot));
   state = StepState{loaded.x, loaded.y, loaded.z, __float_as_uint(loaded.w)};
 }
@@ -41,7 +41,8 @@ GVR_DEVICE int checked_slot(const TopkParams& p, const LaunchTraits& traits, int
 
 template <typename T>
 GVR_DEVICE void reset_counts(const RowContext<T>& ctx) {
-  ctx.shared->counts = Counts{};
+  constexpr int kWords = sizeof(Counts) / sizeof(uint32_t);
+  if (ctx.thread < kWords) reinterpret_cast<uint32_t*>(&ctx.shared->counts)[ctx.thread] = 0;
 }
 
 // Clears the shared memory from which a second pass over the row starts. A block barrier precedes this, and
@@ -49,10 +50,8 @@ GVR_DEVICE void reset_counts(const RowContext<T>& ctx) {
 template <typename T>
 GVR_DEVICE void clear_selection(const RowContext<T>& ctx) {
   ctx.shared->keys.template clear<kThreads>();
-  if (ctx.thread == 0) {
-    reset_counts(ctx);
-    ctx.shared->few_count = 0;
-  }
+  reset_counts(ctx);
+  if (ctx.thread == 0) ctx.shared->few_count = 0;
 }
 
 // Allows the lists to be made again. A thread that has received from all CTAs may be ahead of a thread of its
@@ -61,8 +60,7 @@ GVR_DEVICE void clear_selection(const RowContext<T>& ctx) {
 template <typename T>
 GVR_DEVICE void restart_counts(const RowContext<T>& ctx) {
   __syncthreads();
-  if (ctx.thread == 0) reset_counts(ctx);
-  ptx::reconverge(ctx.zero);
+  reset_counts(ctx);
   cluster_sync(ctx.ctas);
 }
 
@@ -158,8 +156,10 @@ struct RowJob {
   // comes before the call.
   GVR_DEVICE void agree_on_length(const TopkParams& p, const LaunchTraits& traits) {
     Shared& smem = *ctx.shared;
+    // Single threads have loaded and published the state.
+    if (traits.has(LaunchTraits::kReadsState)) ptx::reconverge(ctx.zero);
     const int length = visible_length(p, traits, row, request, seq_len);
-    ptx::store_shared_if(ctx.thread == 0, smem.facts.length, length);
+    ptx::store_shared_if(ctx.thread == 0, ptx::shared_address(&smem.facts.length), length);
     if (kOptions && ctx.thread == 0) smem.facts.owns_slot = owns_slot(p, traits);
     if (traits.has(LaunchTraits::kCounts) && writer) p.counts[row] = min(length, ctx.k);
     __syncthreads();
@@ -195,9 +195,9 @@ struct RowJob {
   GVR_DEVICE void load_state_late(const TopkParams& p, const LaunchTraits& traits, StepState& state) const {
     if (!traits.has(LaunchTraits::kReadsState) || traits.has(LaunchTraits::kSlotIsRequest)) return;
     const uint32_t requested = slot(p, traits);
-    if (ctx.thread != 0 || requested < kSlotsLoadedEarly) return;
-    state = no_state();
-    load_state(static_cast<int>(requested) >= 0, p, requested, state);
+    const bool is_late = ctx.thread == 0 && requested >= kSlotsLoadedEarly;
+    if (is_late) state = no_state();
+    load_state(is_late && static_cast<int>(requested) >= 0, p, requested, state);
   }
 
   // Publishes the state to the block; other threads may read it after the next block barrier. The publisher
@@ -205,14 +205,15 @@ struct RowJob {
   // meanwhile, threads may disagree on the slot, so that no thread or several threads publish.
   GVR_DEVICE void publish_state(const TopkParams& p, const LaunchTraits& traits,
                                 const StepState& state) const {
+    if (!traits.has(LaunchTraits::kStateFlags)) return;  // Nobody reads it.
     uint32_t publisher = 0;
     if (traits.has(LaunchTraits::kReadsState) && !traits.has(LaunchTraits::kSlotIsRequest)) {
       publisher = slot(p, traits);
       if (publisher >= kSlotsLoadedEarly) publisher = 0;
     }
-    if (ctx.thread != publisher) return;
-    ctx.shared->facts.state = state;
-    ctx.shared->facts.slot = slot(p, traits);
+    const RowFacts& facts = ctx.shared->facts;
+    ptx::store_shared_if(ctx.thread == publisher, ptx::shared_address(&facts.state), state);
+    ptx::store_shared_if(ctx.thread == publisher, ptx::shared_address(&facts.slot), slot(p, traits));
   }
 
   // Whether the row has the claim of its slot, if slots are claimed. The claim is there until the first CTA
@@ -323,13 +324,24 @@ struct RowJob {
     if (traits.has(LaunchTraits::kWritesState)) ptx::keep(next);
   }
 
+  // Stores the state that make() returns for the next step, if `next` is not null where `writes_state`. All
+  // lanes of that warp compute it, so that none comes apart.
+  template <typename Make>
+  GVR_DEVICE void write_state(const LaunchTraits& traits, StepState* next, Make make) const {
+    const bool here = writes_state() && next != nullptr;
+    if (traits.has(LaunchTraits::kWritesState) && __any_sync(0xffffffffu, here)) {
+      store_state_if(here, next, make());
+    }
+  }
+
   GVR_DEVICE StepState* state_by_row(const TopkParams& p) const {
     return reinterpret_cast<StepState*>(p.next_state) + row;
   }
 
   GVR_DEVICE void report(const TopkParams& p, const LaunchTraits& traits, int passes, uint32_t inside,
                          int snaps, uint32_t source, bool guess_hit, int rounds) const {
-    if (!writer || !traits.has(LaunchTraits::kStats)) return;
+    // All lanes of the writer's warp write the same, so that none comes apart.
+    if (!traits.has(LaunchTraits::kStats) || !__any_sync(0xffffffffu, writer)) return;
     const int hits = hint(p, traits).indices != nullptr ? static_cast<int>(ctx.shared->hint_hits) : -1;
     const HintReason reason = hint_reason(p, traits, is_known(shared_state(ctx.shared->facts.state)));
     write_stats(stats_of(p, traits, row), reason, passes, static_cast<int>(inside), snaps, hits,

@@ -18,33 +18,36 @@ struct ListedKeys {
   static constexpr int kInRegisters = 4;  // `for_each` visits each of them by name
   uint32_t first[kInRegisters];
   const uint32_t* keys;  // from this thread's first key on
-  int count;             // keys from there to the segment's end
+  int count;             // keys from the warp's first one to the segment's end
+  int lane;
   int stride;
-  int cta;  // the CTA that has listed them
+  int cta;  // the CTA that has listed them; the same for a warp, because there are at most as many as warps
 
   template <typename T>
-  GVR_DEVICE explicit ListedKeys(const RowContext<T>& ctx)
-      : keys(ctx.list.of(ctx.team_target()) + ctx.team_index()),
-        count(static_cast<int>(min(ctx.shared->header[ctx.team_target()].counts.listed,
-                                   static_cast<uint32_t>(ctx.list.segment()))) -
-              ctx.team_index()),
-        stride(ctx.team_size()),
-        cta(ctx.team_target()) {
+  GVR_DEVICE explicit ListedKeys(const RowContext<T>& ctx) : lane(ctx.lane), stride(ctx.team_size()) {
+    const int log2_warps = log2_of(kWarps) - ctx.log2_ctas;  // of a segment
+    const int begin = 32 * (ctx.warp & ((1 << log2_warps) - 1));
+    cta = ctx.warp >> log2_warps;
+    keys = ctx.list.of(cta) + begin + lane;
+    const uint32_t listed = ctx.shared->header[cta].counts.listed;
+    count = static_cast<int>(min(listed, static_cast<uint32_t>(ctx.list.segment()))) - begin;
 #pragma unroll
-    for (int j = 0; j < kInRegisters; ++j) first[j] = j * stride < count ? keys[j * stride] : kAbsentKey;
+    for (int j = 0; j < kInRegisters; ++j) first[j] = at(j * stride);
   }
 
-  // Calls visit(key) for each of this thread's keys. Some of these keys may be absent.
+  GVR_DEVICE uint32_t at(int i) const { return i + lane < count ? keys[i] : kAbsentKey; }
+
+  // Calls visit(key) for each of this thread's keys, and as often in all lanes of a warp. Some of these keys
+  // may be absent.
   template <typename Visit>
   GVR_DEVICE void for_each(Visit visit) const {
-    const bool is_short = __all_sync(0xffffffffu, 2 * stride >= count);  // Lanes visit different keys.
     visit(first[0]);  // The first two are hardly ever absent, so there is no test.
     visit(first[1]);
-    if (is_short) return;
+    if (2 * stride >= count) return;
     visit(first[2]);
     visit(first[3]);
 #pragma unroll 4
-    for (int i = kInRegisters * stride; i < count; i += stride) visit(keys[i]);
+    for (int i = kInRegisters * stride; i < count; i += stride) visit(at(i));
   }
 };
 
@@ -117,8 +120,9 @@ GVR_DEVICE Threshold select_kth(const RowContext<T>& ctx, const KeyInterval& int
       const uint32_t key = x >> kInvariant;
       smem.keys.add(range.contains(key) ? range.bin(key, shift) : Histogram::kBins);
     });
-    if (ctx.thread == 0 && has_tie_key()) {
-      smem.keys.add(range.bin(tie_key >> kInvariant, shift), result.equal);
+    if (has_tie_key()) {
+      if (ctx.thread == 0) smem.keys.add(range.bin(tie_key >> kInvariant, shift), result.equal);
+      ptx::reconverge(ctx.zero);
     }
     __syncthreads();
     ++rounds;
@@ -153,7 +157,6 @@ GVR_DEVICE uint32_t packed_count(float value, float level, const Threshold& thre
 template <typename T>
 GVR_DEVICE void count_listed(const RowContext<T>& ctx, const ListedKeys& listed, const Threshold& threshold) {
   uint32_t counts = 0;
-  // A warp never straddles two segments, because there are at most as many CTAs as warps.
   if (listed.cta < ctx.rank) {
     listed.for_each([&](uint32_t x) { counts += packed_count(x, threshold); });
   }

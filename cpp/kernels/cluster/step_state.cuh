@@ -5,7 +5,7 @@
 
 #include "core/config.cuh"
 #include "gvr_topk/params.h"
-#include "ptx/macros.cuh"
+#include "ptx/memory.cuh"
 
 namespace gvr_topk {
 
@@ -25,6 +25,12 @@ struct alignas(16) StepState {
   uint32_t packed_errors;  // `PredictionErrors`; its lowest bit says that the value predictor is in use
 };
 static_assert(sizeof(StepState) == sizeof(float4) && sizeof(StepState) == kStateFloats * sizeof(float));
+
+// Stores a state if `condition`, without a branch.
+GVR_DEVICE void store_state_if(bool condition, StepState* at, const StepState& state) {
+  const float errors = __uint_as_float(state.packed_errors);
+  ptx::store_global_if(condition, at, make_float4(state.z_score, state.value, state.limit, errors));
+}
 
 GVR_DEVICE StepState no_state() { return StepState{kStateUnknown, 0.0f, 0.0f, 0}; }
 

@@ -49,16 +49,16 @@ struct ChunkedStore {
   GVR_DEVICE void for_each(int lane, int rotation, const Item& padding, Visit visit) const {
     constexpr int kAtOnce = 4;  // Several at once, so that their loads overlap.
 #pragma unroll 1
-    for (int first = lane; first < count + lane; first += 32 * kAtOnce) {
+    for (int first = 0; first < count; first += 32 * kAtOnce) {
       Item some[kAtOnce];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        const int i = first + 32 * j, rotated = i + rotation;
+        const int i = first + 32 * j + lane, rotated = i + rotation;
         some[j] = i < count ? at(rotated < count ? rotated : rotated - count) : padding;
       }
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        if (first - lane + 32 * j < count) visit(some[j]);
+        if (first + 32 * j < count) visit(some[j]);
       }
     }
   }
@@ -86,8 +86,8 @@ struct ChunkedStore {
   // nothing is appended.
   template <typename Put>
   GVR_DEVICE void append(uint32_t* used, uint32_t selected, int lane, Put put) {
-    if (__ballot_sync(0xffffffffu, selected != 0) == 0) return;
     const LaneRank rank = rank_lanes(selected, lane);
+    if (rank.all == 0) return;
     const int old_shift = shift, old_room = room;
     if (count + rank.all > room && !claim_chunks(used, rank.all, lane)) return;
     int next = count + rank.before;

@@ -57,13 +57,15 @@ struct ThreadBins {
     return hit;
   }
 
-  // Stores that bin in shared memory if these bins hold it.
+  // Stores that bin in shared memory if these bins hold it. All lanes take part, and those of one warp
+  // search.
   GVR_DEVICE void publish(uint32_t rank, BinHit& hit) const {
     const bool here = holds(rank);
+    if (!__any_sync(0xffffffffu, here)) return;
     const BinHit found = find(rank);
-    ptx::store_shared_if(here, hit.bin, found.bin);
-    ptx::store_shared_if(here, hit.above, found.above);
-    ptx::store_shared_if(here, hit.count, found.count);
+    ptx::store_shared_if(here, ptx::shared_address(&hit.bin), found.bin);
+    ptx::store_shared_if(here, ptx::shared_address(&hit.above), found.above);
+    ptx::store_shared_if(here, ptx::shared_address(&hit.count), found.count);
   }
 };
 

@@ -28,11 +28,11 @@ struct LaneRank {
 GVR_DEVICE LaneRank rank_lanes(uint32_t bits, int lane) {
   const uint32_t lanes = __ballot_sync(0xffffffffu, bits != 0);
   LaneRank rank{__popc(lanes & ((1u << lane) - 1)), __popc(lanes)};
+  if (lanes == 0) return rank;
   if (__ballot_sync(0xffffffffu, (bits & (bits - 1)) != 0) != 0) {
     const int count = __popc(bits);
-    rank.before = static_cast<int>(ptx::inclusive_scan(count));
-    rank.all = __shfl_sync(0xffffffffu, rank.before, 31);
-    rank.before -= count;
+    rank.before = static_cast<int>(ptx::inclusive_scan(count)) - count;
+    rank.all = __reduce_add_sync(0xffffffffu, count);
   }
   return rank;
 }

@@ -47,6 +47,7 @@ struct alignas(8) LaunchTraits {
     kDropMasked = 1 << 16,    // scores of -inf are not selected
     kClaimedSlots = 1 << 17,  // as kSharedSlots, and a launch before this one has claimed the slots
     kRowStarts = 1 << 18,     // rows start at columns of their own; only in kernels of blocks
+    kStateFlags = kReadsState | kWritesState | kStats,  // those of launches that use a state
     kPlainRowFlags = kAligned | kWholeVectors,
     kCommonFlags = kPlainRowFlags | kUseHint | kReadsState | kWritesState,
     kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots | kRowLengths | kCounts | kStateByRow |

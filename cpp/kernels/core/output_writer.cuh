@@ -85,10 +85,10 @@ GVR_DEVICE bool is_named_later(const TopkParams& p, int next_n, int row, int slo
   const int lane = static_cast<int>(threadIdx.x & 31);
   bool named = false;
 #pragma unroll 4  // so that the loads overlap
-  for (int later = row + next_n * (lane + 1); later < p.rows; later += 32 * next_n) {
-    named |= p.row_slot[later] == slot;
+  for (int first = row + next_n; first < p.rows; first += 32 * next_n) {
+    // Lanes behind the last row look at it as well, so that all make as many rounds.
+    named |= p.row_slot[min(first + next_n * lane, p.rows - 1)] == slot;
   }
-  ptx::reconverge(ptx::unknown_zero());
   return __any_sync(0xffffffffu, named);
 }
 

@@ -21,7 +21,7 @@ GVR_DEVICE KeyInterval radix_select(const RowContext<T>& ctx, const Stream& stre
     stream.for_each_key([&](uint32_t key) { bins.add(key); });
     stream.start();
   });
-  if (ctx.thread == 0) reset_counts(ctx);
+  reset_counts(ctx);
   __syncthreads();
   return interval;
 }

@@ -174,8 +174,8 @@ struct PrefillTile : small_row::WordTile {
     }
   }
 
-  // Calls visit(word, bit, rank) for the lane's elements of a set: which element of which word, and how many
-  // elements of the whole warp come earlier. All lanes take part.
+  // Calls visit(there, word, bit, rank) for the lane's elements of a set, all of which are `there`: which
+  // element of which word, and how many elements of the whole warp come earlier. All lanes take part.
   template <typename Visit>
   GVR_DEVICE static void for_each_in_order_of(const LaneMask<kWords>& set, int lane, Visit visit) {
     uint32_t upto[kWords];
@@ -186,7 +186,7 @@ struct PrefillTile : small_row::WordTile {
 #pragma unroll 1
       for (uint32_t left = in_order(set.word[w], lane); left != 0; left &= left - 1) {
         const uint32_t of_run = (__ffs(left) - 1) / 2;
-        visit(w, (of_run - rotation(lane) * kPerVec<T>) % kValuesPerThread, rank++);
+        visit(true, w, (of_run - rotation(lane) * kPerVec<T>) % kValuesPerThread, rank++);
       }
     }
   }

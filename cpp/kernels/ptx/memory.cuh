@@ -207,12 +207,33 @@ GVR_DEVICE void increment_shared(uint32_t address) {
   asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
 }
 
-// Stores a word in shared memory if `condition`. C++ code may branch, and lanes would come apart.
+// Stores 4, 8 or 16 bytes at a shared address if `condition`. C++ code may branch, and lanes would come
+// apart.
 template <typename T>
-GVR_DEVICE void store_shared_if(bool condition, T& at, T value) {
-  static_assert(sizeof(T) == 4);
-  asm volatile(GVR_PREDICATED("ne.u32", "%1, 0", "st.shared.u32 [%0], %2")::"r"(shared_address(&at)),
-               "r"(static_cast<uint32_t>(condition)), "r"(value)
+GVR_DEVICE void store_shared_if(bool condition, uint32_t shared, const T& value) {
+  const auto stored = static_cast<uint32_t>(condition);
+  if constexpr (sizeof(T) == 4) {
+    asm volatile(GVR_PREDICATED("ne.u32", "%1, 0", "st.shared.u32 [%0], %2")::"r"(shared), "r"(stored),
+                 "r"(*reinterpret_cast<const uint32_t*>(&value))
+                 : "memory");
+  } else if constexpr (sizeof(T) == 8) {
+    asm volatile(GVR_PREDICATED("ne.u32", "%1, 0", "st.shared.u64 [%0], %2")::"r"(shared), "r"(stored),
+                 "l"(*reinterpret_cast<const uint64_t*>(&value))
+                 : "memory");
+  } else {
+    static_assert(sizeof(T) == 16);
+    const uint4 v = *reinterpret_cast<const uint4*>(&value);
+    asm volatile(GVR_PREDICATED("ne.u32", "%1, 0", "st.shared.v4.u32 [%0], {%2, %3, %4, %5}")::"r"(shared),
+                 "r"(stored), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+  }
+}
+
+// As `store_shared_if`, for 16 bytes in global memory.
+GVR_DEVICE void store_global_if(bool condition, void* p, const float4& value) {
+  asm volatile(GVR_PREDICATED("ne.u32", "%0, 0", "st.global.v4.f32 [%1], {%2, %3, %4, %5}")::"r"(
+                   static_cast<uint32_t>(condition)),
+               "l"(p), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
                : "memory");
 }
 

@@ -42,7 +42,8 @@ GVR_DEVICE uint32_t unknown_zero() {
 // Brings the lanes of a warp together behind a branch that some of them have taken, ahead of whatever the
 // warp computes in common. The compiler takes lanes for converged there and leaves a plain __syncwarp() out,
 // but its BSYNC has been seen not to bring them together (docs/algorithm.md, "Lanes of a warp"). Behind a
-// condition that it does not know, on `unknown_zero`, the barrier stays, and what follows is guarded as well.
+// condition that it does not know, on `unknown_zero`, the barrier stays, and what follows is guarded as well,
+// up to the next block barrier.
 GVR_DEVICE void reconverge(uint32_t zero) {
   if (zero == 0) __syncwarp();
 }

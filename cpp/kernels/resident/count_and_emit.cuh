@@ -71,7 +71,6 @@ GVR_DEVICE void emit_tile(const RowContext<T>& ctx, const KeyInterval& interval,
   __syncthreads();
   clock.stamp();
   report();
-  ptx::reconverge(ctx.zero);
   OutputOffset offset(ctx, interval, threshold, before, upto - mine);
   if (ties == 0 && output.pages == nullptr) {
     const int count = __popc(selected);

@@ -65,6 +65,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   ptx::grid_take_over();
   RowJob<T, kOptions> job(p, traits, ptx::opaque_shared(storage), kCommonSizes);
   const RowContext<T>& ctx = job.ctx;
+  // From one lane, so that the compiler knows what a warp has in common. The copies do not wait for it.
+  const int warp = __shfl_sync(0xffffffffu, ctx.warp, 0);
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
   clock.stamp();
   StepState state = job.load_state_early(p, traits);
@@ -73,6 +75,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   ClusterTile<T, kValues> tile(ctx, traits);
   int elements = p.width;
   tile.fetch(ctx, traits, elements, p.width);
+  job.ctx.warp = warp;
+  tile.lay_out(ctx, elements);
   job.load_state_late(p, traits, state);
   prepare_exchange(ctx);
   arrive_at_start(ctx);
@@ -171,9 +175,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   uint32_t ties = 0;
   if (!threshold.takes_all()) ties = tile.equal(level);
   emit_tile(ctx, interval, threshold, result.above_before, tile, selected, ties, output, clock, [&] {
-    if (job.writes_state() && next != nullptr) {
-      *next = next_state(ctx, moments, threshold.key, interval, result);
-    }
+    job.write_state(traits, next, [&] { return next_state(ctx, moments, threshold.key, interval, result); });
     job.report(p, traits, passes, result.inside, snaps, source, passes == 1, 0);
   });
   clock.stamp();

@@ -63,7 +63,7 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
   const uint32_t ties = (in_tile < 32 ? (1u << in_tile) - 1 : ~0u) & ~selected;
   const uint32_t before = result.above_before + listed + ties_taken;
   emit_tile(ctx, missed.interval, threshold, before, tile, selected | ties, ties, output, clock, [&] {
-    if (job.writes_state() && next != nullptr) *next = StepState{kStateMasked, 0.0f, 0.0f, 0};
+    job.write_state(traits, next, [] { return StepState{kStateMasked, 0.0f, 0.0f, 0}; });
     job.report(p, traits, missed.passes, result.inside, 0, missed.source, false, 0);
   });
   job.finish_dropped(p, traits, output, items);
@@ -122,9 +122,8 @@ __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const La
   const uint32_t selected = above_key(threshold.key - 1);
   const uint32_t ties = threshold.takes_all() ? 0 : equal_to(threshold.key);
   emit_tile(ctx, interval, threshold, result.above_before, tile, selected, ties, output, clock, [&] {
-    if (job.writes_state() && next != nullptr) {
-      *next = next_state(ctx, Moments(missed), threshold.key, interval, result);
-    }
+    job.write_state(traits, next,
+                    [&] { return next_state(ctx, Moments(missed), threshold.key, interval, result); });
     job.report(p, traits, missed.passes + rounds + 1, result.inside, snaps, missed.source, false, rounds);
   });
   job.finish_dropped(p, traits, output, items);

@@ -154,30 +154,32 @@ struct CtaTile {
     return begin + index / kPerVec<T> * kGroup + lane * kPerVec<T> + index % kPerVec<T>;
   }
 
-  // Calls visit(word, bit, rank) for the lane's elements of a set: which element of which word, and how many
-  // elements of the whole warp come earlier. All lanes take part.
+  // Calls visit(there, word, bit, rank) for the lane's elements of a set: which element of which word, and
+  // how many elements of the whole warp come earlier. All lanes take part, and visit elements that are not
+  // `there` with the others, so that none comes apart.
   template <typename Visit>
   GVR_DEVICE static void for_each_in_order_of(const LaneMask<kWords>& set, int, Visit visit) {
-    constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1, kVecMask = (1u << 2 * kPerVec<T>)-1;
+    constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1;
     uint32_t passed = 0;
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
       uint32_t bits = set.word[w];
       const uint32_t counts = packed_counts<T>(bits);
-      uint32_t upto = ptx::inclusive_scan(counts), total = __shfl_sync(0xffffffffu, upto, 31);
-      upto -= counts;
-#pragma unroll 1  // `visit` is large, and few vectors have elements of the set.
+      uint32_t upto = ptx::inclusive_scan(counts) - counts, total = __reduce_add_sync(0xffffffffu, counts);
+#pragma unroll 1  // Few vectors have elements of the set.
       for (int first = 0; total != 0; first += kPerVec<T>) {
         uint32_t rank = passed + (upto & kFieldMask);
-        for (uint32_t vec = bits & kVecMask; vec != 0; vec &= vec - 1) {
-          visit(w, first + (__ffs(vec) - 1) / 2, rank++);
+#pragma unroll
+        for (int e = 0; e < kPerVec<T>; ++e) {
+          const bool there = bits >> 2 * e & 1;
+          visit(there, w, first + e, rank);
+          rank += there;
         }
         passed += total & kFieldMask;
         bits >>= 2 * kPerVec<T>;
         upto >>= kFieldBits<T>;
         total >>= kFieldBits<T>;
       }
-      ptx::reconverge(ptx::unknown_zero());  // Lanes have visited different numbers of elements.
     }
   }
 };

@@ -42,6 +42,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   __syncwarp();  // The loads of the row are issued first.
   StepState early_state = job.load_state_early(p, traits);
   job.load_state_late(p, traits, early_state);
+  if (kOptions) ptx::reconverge(ctx.zero);  // One thread may have loaded it, and `output` votes.
   PhaseClock clock(p.phase_clocks, blockIdx.x, job.writer);
   clock.stamp();
   own.bins.clear(ctx.thread);
@@ -51,13 +52,16 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   if (ctx.thread == 0) smem.hint_hits = smem.few_count = 0;
   job.publish_state(p, traits, early_state);
   StepState* next = job.writes_state() ? job.next_state_slot(p, traits, output) : nullptr;
-  ptx::keep(next);
+  if (traits.has(LaunchTraits::kWritesState)) ptx::keep(next);
   job.agree_on_length(p, traits);
-  if (job.is_short()) {
+  if (__any_sync(0xffffffffu, job.is_short())) {
     job.write_short(p, traits);
     return;
   }
-  if constexpr (!Tile::kLoadsEarly) tile.load(ctx.row, false);
+  if constexpr (!Tile::kLoadsEarly) {
+    tile.load(ctx.row, false);
+    ptx::reconverge(ctx.zero);  // Lanes have loaded different vectors at the row's end.
+  }
   tile.wait(ctx.row.n, ctx.lane);
   clock.stamp();
 

@@ -59,7 +59,8 @@ GVR_DEVICE RankedRange narrow_keys(const Context& ctx, const Tile& tile, Bins& b
     range.count = hit.count;
     if (first) dense_bin = hit.count;
     const bool is_narrow = range.count <= kRankDirectly || range.count - range.rank < others;
-    if (range.is_done() || is_narrow) return range;
+    // All lanes agree. A vote shows it to the compiler, which would otherwise guard all that follows.
+    if (__any_sync(0xffffffffu, range.is_done() || is_narrow)) return range;
     first = false;
     shift = range.keys.template shift<Bins::kLog2Bins>();
     const uint32_t outside = (range.keys.length >> shift) + 1;
@@ -108,11 +109,10 @@ GVR_DEVICE uint32_t partition_by_keys(const Context& ctx, const Tile& tile, Bins
   uint32_t dense_bin = 0;
   const RankedRange range = narrow_keys(ctx, tile, bins, rounds, dense_bin);
   partition = partition_at(tile, range);
-  if (next != nullptr) {
+  if (__any_sync(0xffffffffu, next != nullptr)) {  // All lanes of a warp compute, so that none comes apart.
     const bool tied = partition.boundary_count > kRankDirectly;
     store_window(next, window_around<T, Bins>(range.keys.base, dense_bin, tied));
   }
-  ptx::reconverge(ctx.zero);
   return whole_key<T>(range.keys.base);
 }
 

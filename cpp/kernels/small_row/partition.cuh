@@ -68,6 +68,28 @@ struct Partition {
 template <typename Tile>
 using PartitionOf = Partition<Tile::kWords>;
 
+// Calls visit(there, index, element) for the elements of a set, one of each lane at a time. All lanes take
+// part as long as one has elements left, so that none comes apart; `there` says whether this lane has one.
+// `element` is the set of this element alone.
+template <int kWords, typename Visit>
+GVR_DEVICE void for_each_together(LaneMask<kWords> set, Visit visit) {
+#pragma unroll 1
+  while (__any_sync(0xffffffffu, set.any())) {
+    LaneMask<kWords> element;
+    uint32_t index = 0;
+    bool there = false;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const uint32_t bit = there ? 0 : set.word[w] & -set.word[w];
+      element.word[w] = bit;
+      set.word[w] ^= bit;
+      if (bit != 0) index = w * kValuesPerThread + ((__ffs(bit) - 1) >> 1);
+      there |= bit != 0;
+    }
+    visit(there, index, element);
+  }
+}
+
 // Moves the selected elements from `inside` to `above`, by comparing all elements inside with each other;
 // ties go to the smallest positions. `before` becomes the number that earlier warps have selected, and `kth`
 // the k-th key if there are elements inside. `key_of` makes a key of the bits in a tile. This takes one block
@@ -79,21 +101,17 @@ GVR_DEVICE void select_boundary(const Context& ctx, const Tile& tile, Bins& bins
   const uint32_t here = __reduce_add_sync(0xffffffffu, partition.above.count());
   if (ctx.lane == 0) smem.warp_value[0][ctx.warp] = here;
   uint32_t first = 0;
-  const bool any = partition.inside.any();  // Few lanes have any.
-  if (any) {
-    first = atomicAdd(&smem.few_count, partition.inside.count());
-    uint32_t slot = first;
-#pragma unroll
-    for (int w = 0; w < Tile::kWords; ++w) {
-#pragma unroll 1
-      for (uint32_t left = partition.inside.word[w]; left != 0; left &= left - 1) {
-        const uint32_t index = w * kValuesPerThread + ((__ffs(left) - 1) >> 1);
-        const uint64_t key = key_of(tile.bits_at(index));
-        if (slot < kRankDirectly) bins.boundary[slot++] = key << 32 | ~tile.position(ctx.lane, index);
-      }
-    }
+  if (__any_sync(0xffffffffu, partition.inside.any())) {  // Few warps have any.
+    const uint32_t count = partition.inside.count(), boundary = ptx::shared_address(bins.boundary);
+    // Lanes without any add zero elsewhere, because ptxas would branch around an addition under a predicate.
+    uint32_t slot = first = atomicAdd(
+        count != 0 ? &smem.few_count : &smem.warp_value[1][ctx.lane % (Bins::kThreads / 32)], count);
+    for_each_together(partition.inside, [&](bool there, uint32_t index, const auto&) {
+      const uint64_t key = key_of(tile.bits_at(index));
+      const uint64_t item = key << 32 | ~tile.position(ctx.lane, index);
+      ptx::store_shared_if(there && slot < kRankDirectly, boundary + sizeof(item) * slot++, item);
+    });
   }
-  ptx::reconverge(ctx.zero);
   __syncthreads();
   before = earlier_warps(ctx, 0);
   const uint64_t mine = bins.boundary[ctx.lane];
@@ -110,16 +128,12 @@ GVR_DEVICE void select_boundary(const Context& ctx, const Tile& tile, Bins& bins
   before += __popc(__ballot_sync(0xffffffffu, there && greater < rank && earlier));
   const uint32_t last = __ballot_sync(0xffffffffu, there && greater == rank - 1.0f);
   if (last != 0) kth = __shfl_sync(0xffffffffu, static_cast<uint32_t>(mine >> 32), __ffs(last) - 1);
-  if (any) {
+  for_each_together(partition.inside, [&](bool there, uint32_t, const auto& element) {
+    const bool is_taken = taken >> first & 1;
+    first += there;
 #pragma unroll
-    for (int w = 0; w < Tile::kWords; ++w) {
-#pragma unroll 1
-      for (uint32_t left = partition.inside.word[w]; left != 0; left &= left - 1) {
-        if (taken >> first++ & 1) partition.above.word[w] |= left & -left;
-      }
-    }
-  }
-  ptx::reconverge(ctx.zero);
+    for (int w = 0; w < Tile::kWords; ++w) partition.above.word[w] |= is_taken ? element.word[w] : 0;
+  });
 }
 
 // As `select_boundary`, for many elements inside, all of them equal: the first `rank` in index order are
@@ -136,8 +150,8 @@ GVR_DEVICE void select_ties(const Context& ctx, const Tile& tile, PartitionOf<Ti
   const uint32_t ties_before = min(packed >> 16, partition.rank);
   before = (packed & 0xffffu) + ties_before;
   const uint32_t left = partition.rank - ties_before;
-  tile.for_each_in_order_of(partition.inside, ctx.lane, [&](int word, int bit, uint32_t rank) {
-    if (rank < left) partition.above.word[word] |= 1u << 2 * bit;
+  tile.for_each_in_order_of(partition.inside, ctx.lane, [&](bool there, int word, int bit, uint32_t rank) {
+    partition.above.word[word] |= static_cast<uint32_t>(there && rank < left) << 2 * bit;
   });
 }
 

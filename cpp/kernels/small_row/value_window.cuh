@@ -95,12 +95,14 @@ struct ValueWindowCounter {
   }
 };
 
-// Stores a window for the next step. A state is stored as a whole, because rows of any length may name its
-// slot; in shared memory a window stands alone.
+// Stores a window for the next step if `next` is not null. A state is stored as a whole, because rows of any
+// length may name its slot; in shared memory a window stands alone.
 GVR_DEVICE void store_window(StepState* next, float packed_window) {
-  *next = StepState{packed_window, 0.0f, 0.0f, 0};
+  store_state_if(next != nullptr, next, StepState{packed_window, 0.0f, 0.0f, 0});
 }
-GVR_DEVICE void store_window(float* next, float packed_window) { *next = packed_window; }
+GVR_DEVICE void store_window(float* next, float packed_window) {
+  ptx::store_shared_if(next != nullptr, ptx::shared_address(next), packed_window);
+}
 
 // Partitions a row by the bins of the last step's window. All warps have counted their elements in these
 // bins, and a block barrier has followed. Returns false if the k-th element lies outside the window, or
@@ -112,11 +114,10 @@ GVR_DEVICE bool partition_by_window(const Context& ctx, const Tile& tile, Bins& 
   using WindowType = ValueWindow<Bins::kBins>;
   const BinHit hit = locate(ctx, bins, bins.set[0], bins.set[1], false, ctx.k);
   if (hit.count > kRankDirectly || hit.bin - 1 > Bins::kBins - 3) return false;
-  if (next != nullptr) {
+  if (__any_sync(0xffffffffu, next != nullptr)) {  // All lanes of a warp compute, so that none comes apart.
     const uint32_t near = bins.group[hit.bin >> kLog2Group];
     store_window(next, WindowType::updated(packed_window, hit.bin, near));
   }
-  ptx::reconverge(ctx.zero);
   partition.rank = ctx.k - hit.above;
   partition.boundary_count = hit.count;
   // The class of an element: 0 below the bin, 1 inside, 2 above.

@@ -35,6 +35,7 @@ GVR_DEVICE CountResult exchange(const RowContext<T>& ctx, const KeyInterval& int
     }
     ctx.list.put(atomicAdd(&smem.counts.listed, 1u), key);
   });
+  ptx::reconverge(ctx.zero);  // Lanes have listed different candidates.
   above = __reduce_add_sync(0xffffffffu, above);
   equal = __reduce_add_sync(0xffffffffu, equal);
   if (ctx.lane == 0) {
@@ -61,8 +62,8 @@ GVR_DEVICE void emit_buffer(const RowContext<T>& ctx, const KeyInterval& interva
   __syncthreads();
   clock.stamp();
   report();
-  ptx::reconverge(ctx.zero);
   const OutputOffset start(ctx, interval, threshold, before, 0);
+  ptx::reconverge(ctx.zero);  // What follows is guarded from here on: lanes write different items.
   if (threshold.takes_all()) {
     const uint32_t earlier = (1u << ctx.lane) - 1;
     int next = start.next;
@@ -96,9 +97,7 @@ GVR_DEVICE void finish_row(const TopkParams& p, const LaunchTraits& traits, cons
   clock.stamp();
   job.count_hint_hits(p, traits, of_nan ? kMaxKey : threshold.key);
   emit_buffer(ctx, interval, listed, threshold, result.above_before, buffer, output, clock, [&] {
-    if (job.writes_state() && next != nullptr) {
-      *next = next_state(ctx, moments, threshold.key, interval, result);
-    }
+    job.write_state(traits, next, [&] { return next_state(ctx, moments, threshold.key, interval, result); });
     job.report(p, traits, passes + rounds, result.inside, snaps, source, passes == 1, rounds);
   });
   clock.stamp();

@@ -59,6 +59,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const LaunchTraits traits = launch_traits.in_registers<kSpecialization, false>();
   ptx::grid_take_over();
   RowJob<T, kOptions> job(p, traits, storage);
+  job.ctx.warp = __shfl_sync(0xffffffffu, job.ctx.warp, 0);  // The compiler then knows what a warp shares.
   const RowContext<T>& ctx = job.ctx;
   Shared& smem = *ctx.shared;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
@@ -73,12 +74,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   prepare_exchange(ctx);
   if (ctx.thread == 0) smem.chunks_used = kWarps * CandidateBuffer::initial_chunks(kMaxBufferChunks);
   arrive_at_start(ctx);
+  job.publish_state(p, traits, state);
   job.agree_on_length(p, traits);
   const bool is_solo = is_solo_row(Family::kStreaming, p.width, ctx.row.n, ctx.k);
-  if (job.is_short() || is_solo) {
+  if (__any_sync(0xffffffffu, job.is_short() || is_solo)) {
     const bool sampled = !traits.has(LaunchTraits::kReadsState);
-    job.publish_state(p, traits, state);
-    __syncthreads();
     if (is_solo && ctx.rank == 0) {
       const small_row::SoloRow solo{
           ctx.row.n, job.requested_slot,
@@ -108,15 +108,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (traits.has(LaunchTraits::kReadsState)) {
     fetch(1, kRingDepth);
     ptx::wait_copies<kRingDepth>();
-    job.publish_state(p, traits, state);
-    ptx::reconverge(ctx.zero);
-    moments = Moments(ctx, probe);  // Its barrier publishes the state, too.
+    moments = Moments(ctx, probe);
     state = shared_state(smem.facts.state);
     if (ctx.ctas > 1) ptx::cluster_wait();
     interval = guess(ctx, job.hint_reason(p, traits, is_known(state)), state, moments);
   } else {
-    job.publish_state(p, traits, state);  // No state was loaded, and the next one starts from that.
-    ptx::reconverge(ctx.zero);
     const RowSampler sampling = sampling_of(ctx, traits, probe);
     ptx::wait_copies<1>();
     if (ctx.ctas > 1) ptx::cluster_wait();

@@ -102,7 +102,7 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
       const int items = job.count_items(traits, kNegInfKey, result.above + result.inside);
       emit_masked(ctx, buffer, result, items, output);
       job.finish_dropped(p, traits, output, items);
-      if (job.writes_state() && next != nullptr) *next = StepState{kStateMasked, 0.0f, 0.0f, 0};
+      job.write_state(traits, next, [] { return StepState{kStateMasked, 0.0f, 0.0f, 0}; });
       job.report(p, traits, passes + rounds, result.inside, 0, missed.source, false, rounds);
       return;
     }
