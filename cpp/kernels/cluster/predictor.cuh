@@ -63,12 +63,16 @@ struct RowProbe {
       } else {
         at[i] = RowSampler::hashed_position((ctx.thread << ctx.log2_ctas) + ctx.rank, span);
       }
-      if (!traits.has(LaunchTraits::kAligned)) continue;
       const uint32_t target = ptx::shared_address(zone[i]);
-      if constexpr (sizeof(T) == 4) {
+      if (!traits.has(LaunchTraits::kAligned)) {
+#pragma unroll
+        for (int e = 0; e < kSampleVec; ++e) {
+          if (is_copied(traits)) ptx::copy_few_async<4>(target + 4 * e, ctx.row.data + at[i] + e);
+        }
+      } else if constexpr (sizeof(T) == 4) {
         ptx::copy_async(target, ctx.row.data + at[i]);
       } else {
-        ptx::copy_half_async(target, ctx.row.data + at[i]);
+        ptx::copy_few_async<8>(target, ctx.row.data + at[i]);
       }
     }
     ptx::commit_copies();
@@ -81,10 +85,15 @@ struct RowProbe {
     return neighbours;
   }
 
+  // Whether probes are copied at all. Of an unaligned row, only words are.
+  GVR_DEVICE bool is_copied(const LaunchTraits& traits) const {
+    return traits.has(LaunchTraits::kAligned) || (kCopiesWords<T> && span >= kSampleVec);
+  }
+
   // Whether these probes can serve as those of a row of length n, because hardly any of them lies behind the
   // row's end.
   GVR_DEVICE bool serves(const LaunchTraits& traits, int n) const {
-    return traits.has(LaunchTraits::kAligned) && !alike && n > span - span / 16;
+    return is_copied(traits) && !alike && n > span - span / 16;
   }
 };
 

@@ -100,7 +100,9 @@ struct RowSampler {
   template <typename T>
   GVR_DEVICE uint32_t probe(const RowContext<T>& ctx, const SampleVec<T>& first) const {
     uint32_t key[kSampleVec] = {};
-    first.take(ctx.row, position_of(ctx, 0), key);
+    RowView<T> row = ctx.row;
+    row.aligned |= kCopiesWords<T>;  // Words have been copied wherever the row starts.
+    first.take(row, position_of(ctx, 0), key);
     probe_from(ctx, 1, key);
     return greatest(ctx, key);
   }

@@ -19,6 +19,10 @@ struct RowView {
   GVR_DEVICE uint32_t key(int i) const { return order_key(to_float(data[i])); }
 };
 
+// Whether elements are words, which asynchronous copies take one by one, wherever a row starts.
+template <typename T>
+constexpr bool kCopiesWords = sizeof(T) == sizeof(uint32_t);
+
 // The whole buffer of a row, independent of the row's length.
 template <typename T>
 GVR_DEVICE RowView<T> row_buffer(const TopkParams& p, bool aligned, int row) {

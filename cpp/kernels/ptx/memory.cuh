@@ -55,8 +55,10 @@ GVR_DEVICE void load_if(bool condition, float4& value, const void* p) {
                : "memory");
 }
 
-GVR_DEVICE void load_if(bool condition, int& value, const int32_t* p) {
-  asm volatile(GVR_PREDICATED("ne.u32", "%1, 0", "ld.global.s32 %0, [%2]")
+template <typename Word>
+GVR_DEVICE void load_if(bool condition, Word& value, const void* p) {
+  static_assert(sizeof(Word) == 4);
+  asm volatile(GVR_PREDICATED("ne.u32", "%1, 0", "ld.global.u32 %0, [%2]")
                : "+r"(value)
                : "r"(static_cast<uint32_t>(condition)), "l"(p)
                : "memory");
@@ -85,9 +87,11 @@ GVR_DEVICE void copy_async_before(int index, int end, uint32_t shared, const voi
       : "memory");
 }
 
-// As `copy_async`, but copies 8 bytes, through L1.
-GVR_DEVICE void copy_half_async(uint32_t shared, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global) : "memory");
+// As `copy_async`, but copies 4 or 8 bytes, through L1.
+template <int kBytes>
+GVR_DEVICE void copy_few_async(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(global), "n"(kBytes)
+               : "memory");
 }
 
 // Returns the L2 policy for rows that stream by: they are evicted before anything else.

@@ -78,13 +78,21 @@ struct ClusterTile {
       // vectors.
       const uint32_t even = address(ctx.lane), odd = address(32 + ctx.lane) - 32 * sizeof(uint4);
       copy_before(whole, even, odd, data);
+    } else if (kCopiesWords<T>) {
+      const int words = min(elements - warp_begin, vecs * kGroup);
+#pragma unroll 4
+      for (int i = ctx.lane; i < words; i += 32) {
+        ptx::copy_few_async<4>(address(i / 4) + 4 * (i % 4), ctx.row.data + warp_begin + i);
+      }
+      whole = left;
     }
     ptx::commit_copies();
     if (traits.has(LaunchTraits::kWholeVectors)) return;
+    const bool copied = ctx.row.aligned || kCopiesWords<T>;
 #pragma unroll 1
     for (int j = 0; j < vecs; ++j) {
       const int at = j * kGroup;
-      if (at < left && (!ctx.row.aligned || at >= whole)) {
+      if (at < left && (!copied || at >= whole)) {
         ptx::store_shared(address(32 * j + ctx.lane), load_elements(data + at, left - at));
       }
     }

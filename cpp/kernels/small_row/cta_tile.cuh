@@ -84,12 +84,23 @@ struct CtaTile {
       }
     }
     if (whole || (row.aligned && there % kPerVec<T> == 0)) return;
+    if (kCopiesWords<T> && !row.aligned) return load_words(there - first, data);
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
       const int left = there - first - j * kGroup;
       if (left > 0 && (!row.aligned || left < kPerVec<T>)) {
         raw[j] = load_elements(data + j * kGroup, left);
       }
+    }
+  }
+
+  // Starts the loads of the first `left` elements, which are words, one by one.
+  GVR_DEVICE void load_words(int left, const T* data) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      const int at = i / 4 * kGroup + i % 4;
+      if (i % 4 == 0) raw[i / 4] = negative_infinity_vec<T>();
+      ptx::load_if(at < left, reinterpret_cast<uint32_t (&)[4]>(raw[i / 4])[i % 4], data + at);
     }
   }
 
