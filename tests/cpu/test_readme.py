@@ -104,7 +104,7 @@ def test_inspect_build() -> None:
 
 def test_ci_runs_what_the_makefile_runs() -> None:
     script = (ROOT / ".ci" / "run").read_text()
-    assert re.findall(r"^make (.+)$", script, re.MULTILINE) == ["lint", "docs", "mutation-changed", "test"]
+    assert re.findall(r"^make (.+)$", script, re.MULTILINE) == ["lint", "docs", "test"]
     for name in ("run", "matrix", "nvcc", "torch", "wheel"):
         run(["bash", "-n", f".ci/{name}"])
 

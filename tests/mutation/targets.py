@@ -152,23 +152,6 @@ FOLDERS = {
 }
 """The same for all other modules of a folder."""
 
-BESIDE: dict[str, tuple[str, ...]] = {
-    "eval/campaigns/configs.py": ("test_eval_inputs.py",),
-    "eval/campaigns/evidence.py": ("test_eval_evidence.py",),
-    "eval/campaigns/runs.py": ("test_eval_runs.py",),
-    "eval/campaigns/store.py": ("test_eval_runs.py",),
-    "eval/campaigns/verdicts.py": ("test_eval_verdicts.py",),
-    "gvr_topk/evaluation/oracle.py": ("test_oracle.py",),
-    "gvr_topk/evaluation/paper_reference.py": (
-        "test_paper_reference.py",
-        "-k",
-        "not shipped and not adversarial",
-    ),
-    "gvr_topk/evaluation/replay.py": ("test_replay.py",),
-    "gvr_topk/evaluation/trace.py": ("test_trace.py",),
-}
-"""Modules outside of the product whose changed lines are mutated, and which have no row in the report."""
-
 _NO_SMALLER_KEY = "the least key of a score is that of -inf, 0x7FFFFF"
 _FLAG_IS_CHECKED = "a flag that is compared with one bool less is checked, which returns the same, later"
 _ANY_NEGATIVE = "any negative number ranks below every key"
@@ -279,7 +262,7 @@ def product_modules() -> list[str]:
 def tests_of(module: str) -> tuple[str, ...]:
     """Return the tests of a module, as pytest takes them."""
     folder = module.rpartition("/")[0] + "/"
-    return {**TARGETS, **BESIDE}.get(module) or FOLDERS[folder]
+    return TARGETS.get(module) or FOLDERS[folder]
 
 
 def sample_of(module: str) -> int:
