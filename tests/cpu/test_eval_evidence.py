@@ -162,13 +162,6 @@ def test_every_change_of_a_package_shows(site: Path, change: object) -> None:
     assert build_identity("trtllm-eval") != before
 
 
-def test_compiled_caches_do_not_count(site: Path) -> None:
-    before = build_identity("trtllm-eval")
-    (site / "gvr_topk" / "__pycache__").mkdir()
-    (site / "gvr_topk" / "__pycache__" / "x.pyc").write_bytes(b"1")
-    assert build_identity("trtllm-eval") == before
-
-
 def test_the_gpu_and_the_environment_count(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _gpu(site, "NVIDIA H200, GPU-1, 570.1\\nNVIDIA H200, GPU-2, 570.1\\n")
     assert build_identity("trtllm-eval")["GPU"] == "NVIDIA H200, GPU-1, 570.1; NVIDIA H200, GPU-2, 570.1"

@@ -78,11 +78,6 @@ def test_pair_that_looks_alike_and_is_not(tmp_path: Path, off: str, on: str, key
             check_pair(*_pair(tmp_path, text % "false" + first, text % "true" + second))
 
 
-def test_pair_with_the_same_odd_values_is_fair(tmp_path: Path) -> None:
-    text = "sparse_attention_config: {algorithm: dsa%s}\nfuture: {a: .nan, b: [1, {}], c: null}\n"
-    check_pair(*_pair(tmp_path, text % "", text % ", enable_heuristic_topk: true"))
-
-
 def test_broken_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"on\.yaml"):
         check_pair(*_pair(tmp_path, OFF, OFF.replace("heuristic_topk: false", "heuristic_topkk: true")))
@@ -95,12 +90,6 @@ def test_prompt_forms() -> None:
     assert read_prompt(path, 2) == Prompt(
         "messages", [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count to ten."}]
     )
-
-
-def test_empty_system_message_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"system": "", "user": "Hi"}\n')
-    assert read_prompt(path, 0) == Prompt("messages", [{"role": "user", "content": "Hi"}])
 
 
 def test_unusable_prompts(tmp_path: Path) -> None:

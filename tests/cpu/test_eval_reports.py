@@ -24,13 +24,6 @@ def _text(name: str) -> str:
     return (SAMPLES / name).read_text(encoding="utf-8")
 
 
-def test_every_sample_says_that_it_is_one() -> None:
-    names = [path for path in SAMPLES.iterdir() if path.suffix in (".log", ".json")]
-    assert len(names) >= 7
-    for path in names:
-        assert "Written by hand for the tests" in path.read_text(encoding="utf-8"), path.name
-
-
 SCORES = {"mmlu": 44.44, "gsm8k": 65.0, "gpqa_diamond": 55.55, "longbench_v1": 20.0}
 
 

@@ -37,14 +37,8 @@ from eval.engines.vllm_engine import (
 from eval.engines.vllm_model import (
     GLM5,
     GLM52,
-    SHAPES,
-    TOPK,
     V4,
-    V4_TOPK,
     V32,
-    fill_weights,
-    model_config,
-    write_model,
 )
 from eval.engines.vllm_worker import Observed, merge_workers
 from gvr_topk.integrations import vllm as integration
@@ -157,15 +151,6 @@ def test_missing_package_is_one_line(capsys):
     assert "wanted the package vllm 0.33, got none: pip install 'gvr-topk[vllm]'" in said.err
 
 
-def test_v4_needs_packages_of_its_own(capsys):
-    assert main(["vllm-trial", "--model-shapes", V4]) == 2
-    line = "got no tilelang, nvidia-cutlass-dsl, quack-kernels"
-    assert f"wanted what vLLM's DeepSeek-V4 imports, {line}" in capsys.readouterr().err
-    assert {len(vllm_trial.missing(shapes)) for shapes in (V32, GLM5, GLM52)} == {
-        len(vllm_trial.missing(V4)) - 1
-    }
-
-
 @pytest.mark.parametrize(
     "option", [["--model-shapes", "v5"], ["--modes", "fast"], ["--batches", "0"], ["--lengths", "8k"]]
 )
@@ -197,54 +182,6 @@ def test_engine_arguments():
     varied = vllm_engine.engine_arguments(specification(STOCK, part=INVARIANCE, chunk=2048))
     assert varied["max_num_batched_tokens"] == 2048 and varied["enable_prefix_caching"] is False
     assert varied["max_num_seqs"] == 32
-
-
-@pytest.mark.parametrize("shapes", list(SHAPES))
-def test_model(shapes, tmp_path):
-    config = model_config(4, 1, shapes)
-    assert config["index_topk"] == (V4_TOPK if shapes == V4 else TOPK)
-    assert config["num_nextn_predict_layers"] == 1
-    write_model(tmp_path / "model", 4, shapes=shapes)
-    assert json.loads((tmp_path / "model" / "config.json").read_text()) == model_config(4, 0, shapes)
-    assert [path.name for path in (tmp_path / "model").iterdir()] == ["config.json"]
-
-
-def test_weights():
-    """The same each time; matrices differ and keep the scale of their inputs, and norms are neutral."""
-
-    class VocabParallelEmbedding(torch.nn.Embedding):
-        pass
-
-    class ParallelLMHead(VocabParallelEmbedding):
-        pass
-
-    def filled():
-        parts = {"embed": VocabParallelEmbedding(300, 16), "norm": torch.nn.LayerNorm(8)}
-        parts["head"] = ParallelLMHead(300, 16)
-        model = torch.nn.ModuleDict(parts | {f"proj{at}": torch.nn.Linear(100, 50) for at in (0, 1)})
-        model.experts = torch.nn.Parameter(torch.zeros(4, 30, 25, dtype=torch.bfloat16))
-        model.table = torch.nn.Parameter(torch.full((3,), 7), requires_grad=False)
-        fill = fill_weights(itertools.count())
-        for module in model.modules():
-            fill(module)
-        return dict(model.named_parameters())
-
-    first, again = filled(), filled()
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["proj0.weight"], first["proj1.weight"])
-    spread = {
-        name: float(values.detach().float().std()) for name, values in first.items() if values.dim() > 1
-    }
-    wanted = {
-        "embed.weight": 1.0,
-        "head.weight": 0.75,
-        "proj0.weight": 0.1,
-        "proj1.weight": 0.1,
-        "experts": 0.2,
-    }
-    assert spread == pytest.approx(wanted, rel=0.1)
-    assert (first["norm.weight"] == 1).all() and not first["norm.bias"].any()
-    assert first["table"].tolist() == [7, 7, 7]
 
 
 def test_compare_counts_every_row_inside_the_engine(vllm, monkeypatch):
