@@ -642,7 +642,7 @@ def test_force_overrules_the_backend(vllm, monkeypatch):
     [
         ("GVR_TOPK_DISABLE", "1", "off: GVR_TOPK_DISABLE is set"),
         ("GVR_TOPK_VLLM", "0", "off: GVR_TOPK_VLLM=0"),
-        ("GVR_TOPK_VLLM", "maybe", "refused: GVR_TOPK_VLLM: wanted 0, 1 or force, got 'maybe'"),
+        ("GVR_TOPK_VLLM", "drafts", "refused: GVR_TOPK_VLLM: wanted 0, 1 or force, got 'drafts'"),
         ("GVR_TOPK_VERIFY", "all", f"refused: GVR_TOPK_VERIFY: wanted a number of calls, got 'all'. {OWN}"),
     ],
 )

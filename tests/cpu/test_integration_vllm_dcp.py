@@ -22,13 +22,12 @@ from eval.engines.vllm_compare import Comparison
 from gvr_topk import indexer_topk_decode
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
-from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.verify import Differs
 from gvr_topk.integrations.vllm import dcp, plugin
 from gvr_topk.integrations.vllm.dcp import DcpHook, MergeCall
 from gvr_topk.integrations.vllm.metrics import CallMetrics
-from gvr_topk.integrations.vllm.upstream import INDEXER_MODULE, MERGE
+from gvr_topk.integrations.vllm.upstream import INDEXER_MODULE
 from tests import shard_ranks
 from tests.shard_cases import share
 
@@ -573,27 +572,6 @@ def test_who_is_not_heard_of_is_not_able(
 # ---------------------------------------------------------------- the plugin
 
 
-def test_a_signature_that_has_changed(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module(INDEXER_MODULE)
-
-    def _merge_dcp_topk_global(logits: Tensor, chosen: Tensor) -> None: ...
-
-    monkeypatch.setattr(module, "_merge_dcp_topk_global", _merge_dcp_topk_global)
-    integration.register()
-    assert module._merge_dcp_topk_global is _merge_dcp_topk_global
-    (line,) = log
-    assert line.startswith(LINE + "the merge of ranks stays vLLM's own: _merge_dcp_topk_global in ")
-
-
-def test_unregister_restores_the_function(log: list[str]) -> None:
-    module = importlib.import_module(INDEXER_MODULE)
-    own = module._merge_dcp_topk_global
-    integration.register()
-    assert module._merge_dcp_topk_global.__wrapped__ is own
-    integration.unregister()
-    assert module._merge_dcp_topk_global is own
-
-
 def test_one_rank_serves_itself(log: list[str]) -> None:
     """The switch is on, and vLLM runs without context parallelism: it merges nothing."""
     integration.register()
@@ -602,12 +580,3 @@ def test_one_rank_serves_itself(log: list[str]) -> None:
     for name, logits in step.logits.items():
         assert torch.equal(step.chosen[name], sorted_topk(logits, step.lengths, runner.topk))
     assert plugin.counters().calls[OWN, "dcp of one rank"] == 2
-
-
-def test_doctor(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = dict(integration.describe())
-    assert rows[MERGE.name].startswith(f"ok: with {ENABLE}=1 wrapped: ranks agree")
-    monkeypatch.setenv(ENABLE, "2")
-    wrong = f"{ENABLE}: wanted 0, 1 or force, got '2'"
-    assert dict(integration.describe())["would happen"] == f"nothing: {wrong}"
-    assert (ENABLE, f"refused: {wrong}") in environment.describe()

@@ -36,13 +36,14 @@ _OP_FILES = (
 )
 _WITHOUT_COMPILING = ("-k", "not opcheck and not compiled")
 _OPS = (*_OP_FILES, *_WITHOUT_COMPILING)
-_VLLM_SLICES = "test_integration_vllm_slices.py"
+_VLLM_POINTS, _VLLM_SLICES = "test_integration_vllm_points.py", "test_integration_vllm_slices.py"
 _VLLM = (
-    *("test_integration_vllm.py", _VLLM_SLICES),
+    *("test_integration_vllm.py", _VLLM_SLICES, _VLLM_POINTS),
     *("-k", "not doctor and not register_imports and not entry_point"),
 )
 _VLLM_SAMPLER = (
     "test_integration_vllm_logprobs.py",
+    _VLLM_POINTS,
     "test_integration_vllm_sampler.py",
     "test_integration_vllm_sampler_verify.py",
 )
@@ -114,7 +115,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/integrations/_kit/device.py": ("test_integration_kit.py",),
     "gvr_topk/integrations/_kit/engine.py": (*_SGLANG, *_VLLM),
     "gvr_topk/integrations/_kit/environment.py": (
-        *("test_integration_verify.py", "test_integration_vllm_logprobs.py", "test_cli.py"),
+        *("test_integration_verify.py", _VLLM_POINTS, "test_cli.py"),
         *_INSTALL,
     ),
     "gvr_topk/integrations/_kit/log.py": (*_SGLANG, *_VLLM),
