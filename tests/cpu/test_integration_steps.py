@@ -23,14 +23,11 @@ from integration_setup import (
 )
 
 from eval.campaigns.evidence import read_evidence
-from gvr_topk.constants import MAX_WIDTH, HintReason
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations._kit.environment import Mode
-from gvr_topk.integrations.tensorrt_llm import hint_state
 from gvr_topk.integrations.tensorrt_llm import hook as layer_hook
 from gvr_topk.integrations.tensorrt_llm.hint_state import HintState
 from gvr_topk.integrations.tensorrt_llm.selection import DecodeOp
-from gvr_topk.policy import can_use_heuristic
 
 
 @pytest.fixture(params=SHAPES)
@@ -184,23 +181,6 @@ def test_a_new_request_starts_without_what_another_one_left(shape, monkeypatch):
     assert (seen[0] == -1).all()
 
 
-@pytest.mark.parametrize(("options", "keeps"), [({}, False), ({"stats": True}, True)])
-def test_positions_are_kept_where_something_reads_them(shape, monkeypatch, options, keeps):
-    """test_config.py has the options that do; otherwise the state is the whole hint."""
-    given = named_arguments(monkeypatch)
-    engine = Engine(hooked(monkeypatch, **options))
-    request = Request(12, 30, 99, seed=1)
-    engine.step([(request, 30)], [])
-    request.done = 30
-    engine.step([], [request])
-    for arguments in given:
-        assert arguments["row_slot"] is not None and arguments["out"] is not None
-        assert (arguments["state"].indices is not None) == keeps
-    slots = state_of(engine).requests
-    assert (slots.indices is not None) == keeps
-    assert given and (not keeps or (slots.indices[:, slots.slot_of(12)] >= 0).any())
-
-
 def test_the_last_prompt_row_seeds_the_slot(shape, monkeypatch):
     dsa = hooked(monkeypatch, keep_positions=True)
     for phases in (False, True) if shape in BY_PHASE else (False,):
@@ -302,15 +282,6 @@ def test_short_rows_alone_are_said_and_no_evidence(monkeypatch, version):
         assert lines_of("warning") == []
 
 
-def test_short_rows_after_longer_ones_are_not_waited_for(monkeypatch):
-    with fake_package("trtllm_1_2"):
-        engine = Engine(hooked(monkeypatch))
-        engine.step([], [Request(72, 4, 99, seed=72, done=40)])
-        engine.step([], [Request(71, 4, 99, seed=71, done=5)])
-        (line,) = lines_of("info")
-        assert "on: 2 layers" in line
-
-
 def test_lengths_outside_the_window_use_no_hint(shape, monkeypatch):
     engine = Engine(hooked(monkeypatch, min_length=40, max_length=60))
     requests = [Request(i, 20, 99, seed=i, done=n) for i, n in ((81, 38), (82, 39), (83, 59), (84, 60))]
@@ -321,23 +292,6 @@ def test_lengths_outside_the_window_use_no_hint(shape, monkeypatch):
         for request in requests:
             request.done += 1
     assert integration.counters().rows == {"too_short": 1, "hinted": 4, "too_long": 3}
-
-
-@pytest.mark.parametrize("limits", [(0, 9), (5, 9), (9, 9), (10, 10), (14, 40), (40, 40), (12, MAX_WIDTH)])
-@pytest.mark.parametrize("ratio", [1, 4])
-def test_limits_are_those_of_the_gate_at_every_length(limits, ratio):
-    k, cached = 10, list(range(0, 240, 2))
-    new = torch.tensor([1 + index % 3 for index in range(len(cached) + 2)])
-    reasons = [
-        can_use_heuristic(length=(past + more) // ratio, k=k, min_length=limits[0], max_length=limits[1]).code
-        for past, more in zip(cached, new.tolist(), strict=False)
-    ]
-    wanted = [
-        (row, reason.name.lower())
-        for row, reason in enumerate(reasons)
-        if reason in (HintReason.TOO_SHORT, HintReason.TOO_LONG)
-    ]
-    assert hint_state._LengthLimits(k, *limits).refused(cached, new, ratio) == wanted
 
 
 def test_rows_no_longer_than_k_keep_their_slot_whatever_the_window(shape, monkeypatch):
@@ -526,14 +480,6 @@ def test_the_first_calls_are_verified(shape, monkeypatch):
     assert f"{differs}. TensorRT-LLM's own top-k serves" in line
 
 
-def test_not_asked_for_means_not_used(shape):
-    dsa = load_dsa()
-    assert integration.install() and integration.installed()
-    run(dsa, steps=30)
-    assert set(integration.counters().calls) == {("original", "not asked for")}
-    assert sys.modules["tensorrt_llm.logger"].logger.lines == []
-
-
 def test_an_unusable_batch_is_refused_with_the_attribute(shape, monkeypatch):
     engine = Engine(hooked(monkeypatch))
     del engine.manager.num_local_layers
@@ -598,14 +544,6 @@ def test_micro_batches_of_a_pipeline_do_not_evict_each_other(shape, monkeypatch,
             for request in batch:
                 request.done += 1
     assert slots.admitted == 2 * stages and (slots.words[:, : 2 * stages, 0] > 48).all()
-
-
-@pytest.mark.parametrize("mapping", [None, {}, {"pp_size": None}, {"pp_size": 1}, {"pp_size": 2}])
-def test_batches_that_are_alive_at_once(mapping):
-    owned = SimpleNamespace(mapping=None if mapping is None else SimpleNamespace(**mapping))
-    for metadata, manager in ((owned, SimpleNamespace()), (SimpleNamespace(), owned)):
-        alive = 3 if mapping == {"pp_size": 2} else 1
-        assert hint_state._micro_batches(metadata, manager) == alive
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])

@@ -29,7 +29,7 @@ from gvr_topk.integrations.vllm.hook import visible
 from gvr_topk.integrations.vllm.imports import Finder
 from gvr_topk.integrations.vllm.prefill import PrefillCall, PrefillOp
 from gvr_topk.integrations.vllm.rows import RequestStates, _prefilling, owners_of_rows
-from gvr_topk.integrations.vllm.upstream import ENGINE, WATCHED
+from gvr_topk.integrations.vllm.upstream import WATCHED
 from gvr_topk.library import LibraryStatus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -542,43 +542,6 @@ def test_v1_runner_has_no_state(serving, log):
     assert "without state: this model runner does not say which request" in log[0]
 
 
-def test_metadata_without_places_has_no_state(changed, log):
-    with changed({"v1/attention/backend.py": ("    req_idx: np.ndarray | None = None\n", "")}):
-        integration.register()
-        runner = Runner()
-        original = runner.common
-        runner.common = lambda req_idx, **fields: original(**fields)
-        assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
-        assert calls() == {(OURS, "no_state"): 2}
-        assert sum("without state" in line for line in log) == 2
-
-
-def test_calls_of_other_rows_have_no_state(serving):
-    """A call within the indexer that is not about the rows of the batch, such as one over blocks of keys."""
-    runner = Runner(layers=1)
-    request = runner.add("a", 300)
-    runner.step([request])
-    hook = plugin._integration.hook
-    metadata = runner.builder.build(0, common_of(runner, request))
-    with runner.context.set_forward_context({runner.names[0]: metadata}):
-        for lengths, rows in ((metadata.decode.seq_lens, 1), (metadata.decode.seq_lens.clone(), 1)):
-            hook._note_layer(runner.names[0])
-            call = hook_module.Call(torch.randn(rows, 64), lengths, 1, torch.empty(rows, 16).int(), 16, 64)
-            found = hook._rows(call, runner.names[0])
-            assert (found is None) == (lengths is not metadata.decode.seq_lens)
-        assert hook._rows(call, "model.layers.9.indexer") is None
-    with runner.context.set_forward_context([{runner.names[0]: metadata}]):  # two batches at once
-        assert hook._rows(call, runner.names[0]) is None
-
-
-def common_of(runner, request):
-    starts = torch.tensor([0, 1], dtype=torch.int32)
-    lengths = torch.tensor([request.length], dtype=torch.int32)
-    none = torch.empty(0)
-    places = torch.tensor([request.place]).numpy()
-    return runner.common(starts, starts, lengths, 1, 1, 1, request.length, none, none, req_idx=places)
-
-
 @pytest.mark.parametrize("share", [1, 4])
 def test_an_indexer_of_a_models_own_is_served_without_state(vllm, share):
     """GLM-5-Next scores pools of keys, and calls both top-k's itself with outputs of its own.
@@ -630,13 +593,6 @@ def test_chosen_backend_is_respected(serving, log):
     assert sum(line.startswith("prefill, for sparse_indexer_topk_backend is") for line in lines) == 1
 
 
-def test_force_overrules_the_backend(vllm, monkeypatch):
-    monkeypatch.setenv("GVR_TOPK_VLLM", "force")
-    integration.register()
-    serve(prompt=True, backend="persistent")
-    assert calls() == {(OURS, "hint"): 2, (OURS, "prefill"): 2}
-
-
 @pytest.mark.parametrize(
     ("name", "value", "line"),
     [
@@ -671,14 +627,6 @@ def test_unknown_version(changed, log, monkeypatch):
         monkeypatch.setenv("GVR_TOPK_VLLM", "force")
         integration.register()
         serve()
-
-
-@pytest.mark.parametrize(
-    ("version", "known"),
-    [("0.33.0", True), ("0.33.2+cu130", True), ("0.33.0rc1", True), ("0.3.3", False), ("1.33.0", False)],
-)
-def test_versions(version, known):
-    assert ENGINE.knows(version) is known
 
 
 TOPK_FILE = "model_executor/layers/indexer_topk.py"
@@ -999,10 +947,6 @@ def test_doctor(vllm, installed, monkeypatch):
     assert rows["would happen"] == "nothing: vLLM does not find the entry point"
     monkeypatch.setenv("GVR_TOPK_DISABLE", "1")
     assert dict(integration.describe())["would happen"] == "nothing: GVR_TOPK_DISABLE is set"
-
-
-def test_doctor_without_vllm():
-    assert integration.describe() == [("vLLM", "not installed")]
 
 
 @pytest.mark.parametrize(

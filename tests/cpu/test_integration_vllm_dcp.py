@@ -18,7 +18,6 @@ from torch.distributed import distributed_c10d
 from vllm_engine import CHUNK, Request, Runner, fake_vllm
 from vllm_lines import LINE, lines_with, logged
 
-from eval.engines.vllm_compare import Comparison
 from gvr_topk import indexer_topk_decode
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
@@ -518,36 +517,6 @@ def test_what_ranks_have_chosen_is_compared_by_scores(ranks: Callable[..., list[
         return True
 
     assert ranks(work) == [True, True]
-
-
-@pytest.mark.parametrize("ours", [True, False])
-def test_the_comparison_of_a_trial(ranks: Callable[..., list[Any]], ours: bool) -> None:
-    """Sees results of ours and of vLLM, and rows in which a rank has other positions of its own."""
-    whole = rows(5)
-    whole[3] = torch.arange(160.0).flip(0)
-
-    def work(rank: Rank) -> Any:
-        if ours:
-            rank.hook.note_builder(rank.builder)
-        comparison, merge = Comparison("cpu"), rank.merge
-
-        def wrong(logits: Tensor, chosen: Tensor, *given: Any) -> None:
-            merge(logits, chosen, *given)
-            chosen[3:4] = torch.where(chosen[3:4] == TURN, 20 * TURN, chosen[3:4])
-
-        compared = []
-        for each in (merge, wrong):
-            rank.merge = comparison.wrap_merge(each)
-            rank.call(rank.part(whole), rank.lengths(whole))
-            short = rows(3, 3)
-            rank.call(rank.part(short), rank.lengths(short))
-            compared.append([n for name, n in comparison.as_dict().items() if name.startswith("merged")])
-        assert comparison.reset() is None and not any(comparison.as_dict().values())
-        return compared
-
-    # Position 4, the fifth best of the row, is of rank 1, and position 80 of rank 0.
-    of_0 = [[8, 5, 0], [16, 10, 0 if ours else 1]]
-    assert ranks(work) == [of_0, [[8, 5, 0], [16, 10, 1]]]
 
 
 def test_who_is_not_heard_of_is_not_able(
