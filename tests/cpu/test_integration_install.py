@@ -228,19 +228,6 @@ def test_an_unreadable_carried_value_counts_as_absent(shape, monkeypatch, text, 
         parse(file)
     assert environment.mode() is (Mode.ON if file is YAML else Mode.OFF)
     assert environment.options().stats == (file is YAML)
-    (line,) = lines_of("warning")
-    assert "TRTLLM_GVR_TOPK_YAML counts as unset: wanted what this package wrote, got" in line
-    assert len(line) < 250 and line.isprintable()
-
-
-def test_a_worker_says_that_what_was_carried_cannot_be_read(shape, monkeypatch):
-    monkeypatch.setenv("TRTLLM_GVR_TOPK_YAML", "{not json")
-    dsa = load_dsa()
-    integration.install()
-    Engine(dsa).step([], running(1, done=40))
-    (line,) = lines_of("warning")
-    assert "TRTLLM_GVR_TOPK_YAML counts as unset" in line
-    assert integration.counters().calls == {("original", "not asked for"): 2}
 
 
 @pytest.mark.parametrize("text", ["{", '{"path": "fast"}', '{"stats": true, "more": 1}', "[]"])

@@ -23,11 +23,14 @@ from integration_setup import (
 )
 
 from eval.campaigns.evidence import read_evidence
+from gvr_topk.constants import MAX_WIDTH, HintReason
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations._kit.environment import Mode
+from gvr_topk.integrations.tensorrt_llm import hint_state
 from gvr_topk.integrations.tensorrt_llm import hook as layer_hook
 from gvr_topk.integrations.tensorrt_llm.hint_state import HintState
 from gvr_topk.integrations.tensorrt_llm.selection import DecodeOp
+from gvr_topk.policy import can_use_heuristic
 
 
 @pytest.fixture(params=SHAPES)
@@ -292,6 +295,23 @@ def test_lengths_outside_the_window_use_no_hint(shape, monkeypatch):
         for request in requests:
             request.done += 1
     assert integration.counters().rows == {"too_short": 1, "hinted": 4, "too_long": 3}
+
+
+@pytest.mark.parametrize("limits", [(0, 9), (5, 9), (9, 9), (10, 10), (14, 40), (40, 40), (12, MAX_WIDTH)])
+@pytest.mark.parametrize("ratio", [1, 4])
+def test_limits_are_those_of_the_gate_at_every_length(limits, ratio):
+    k, cached = 10, list(range(0, 240, 2))
+    new = torch.tensor([1 + index % 3 for index in range(len(cached) + 2)])
+    reasons = [
+        can_use_heuristic(length=(past + more) // ratio, k=k, min_length=limits[0], max_length=limits[1]).code
+        for past, more in zip(cached, new.tolist(), strict=False)
+    ]
+    wanted = [
+        (row, reason.name.lower())
+        for row, reason in enumerate(reasons)
+        if reason in (HintReason.TOO_SHORT, HintReason.TOO_LONG)
+    ]
+    assert hint_state._LengthLimits(k, *limits).refused(cached, new, ratio) == wanted
 
 
 def test_rows_no_longer_than_k_keep_their_slot_whatever_the_window(shape, monkeypatch):

@@ -29,7 +29,7 @@ from gvr_topk.integrations.vllm.hook import visible
 from gvr_topk.integrations.vllm.imports import Finder
 from gvr_topk.integrations.vllm.prefill import PrefillCall, PrefillOp
 from gvr_topk.integrations.vllm.rows import RequestStates, _prefilling, owners_of_rows
-from gvr_topk.integrations.vllm.upstream import WATCHED
+from gvr_topk.integrations.vllm.upstream import ENGINE, WATCHED
 from gvr_topk.library import LibraryStatus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -627,6 +627,14 @@ def test_unknown_version(changed, log, monkeypatch):
         monkeypatch.setenv("GVR_TOPK_VLLM", "force")
         integration.register()
         serve()
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [("0.33.0", True), ("0.33.2+cu130", True), ("0.33.0rc1", True), ("0.3.3", False), ("1.33.0", False)],
+)
+def test_versions(version, known):
+    assert ENGINE.knows(version) is known
 
 
 TOPK_FILE = "model_executor/layers/indexer_topk.py"

@@ -205,8 +205,6 @@ def describe() -> list[tuple[str, str]]:
         if variable == DISABLE:
             text += ": no engine is touched" if disabled() else ": counts as unset"
         rows.append((variable, text))
-    if problem := unreadable():
-        rows.append((YAML, problem))
     return rows
 
 
@@ -238,34 +236,14 @@ def withdraw() -> None:
     os.environ.pop(YAML, None)
 
 
-def unreadable() -> str:
-    """Say why what a configuration has published counts as absent; empty if it can be read.
-
-    Only a stale or foreign value of the variable is unreadable.
-    """
-    try:
-        _read_published()
-    except (ValueError, RecursionError) as error:
-        text = os.environ[YAML]
-        got = repr(text if len(text) <= 60 else text[:60] + "...")
-        return f"{YAML} counts as unset: wanted what this package wrote, got {got} ({type(error).__name__})"
-    return ""
-
-
 def _published() -> dict[str, Any]:
-    try:
-        return _read_published()
-    except (ValueError, RecursionError):
-        return {}
-
-
-def _read_published() -> dict[str, Any]:
+    """Read what was published; nothing where the variable holds what only another package can have left."""
     from gvr_topk.config import GvrTopkConfig
 
-    published = json.loads(os.environ.get(YAML) or "{}")
-    if not isinstance(published, dict) or not published.keys() <= {"enable", "options"}:
-        raise ValueError("wanted an object with enable and options")
-    if not isinstance(published.get("enable", False), bool):
-        raise ValueError("enable: wanted true or false")
-    GvrTopkConfig.model_validate(published.get("options", {}))
-    return published
+    try:
+        published = json.loads(os.environ.get(YAML) or "{}")
+        known = published.keys() <= {"enable", "options"} and isinstance(published.get("enable", False), bool)
+        GvrTopkConfig.model_validate(published.get("options", {}))
+    except (ValueError, AttributeError, RecursionError):
+        return {}
+    return published if known else {}
