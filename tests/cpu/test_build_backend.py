@@ -123,17 +123,6 @@ def test_architectures_without_kernels_are_refused(backend: ModuleType) -> None:
     assert done.stderr.startswith("gvr_topk: GVR_TOPK_ARCHS: wanted native")
 
 
-def test_one_limit_of_jobs(backend: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = backend.gvr_topk_archs.jobs
-    assert 1 <= jobs() <= len(os.sched_getaffinity(0))
-    monkeypatch.setattr(backend.gvr_topk_archs, "JOB_GIB", 1e6)
-    assert jobs() == 1
-    monkeypatch.setenv("CMAKE_BUILD_PARALLEL_LEVEL", "7")
-    assert jobs() == 7
-    backend._settings(None)
-    assert os.environ["CMAKE_BUILD_PARALLEL_LEVEL"] == "7"
-
-
 def test_no_kernels_no_torch(backend: ModuleType) -> None:
     assert backend.get_requires_for_build_wheel() == ["cmake"]
     assert backend._settings(None) == {"build-dir": "build/cpu", "wheel.build-tag": "0cpu"}

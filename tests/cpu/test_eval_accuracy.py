@@ -14,7 +14,7 @@ import pytest
 from eval_fakes import HOOK_LINE, Campaign, Ended, gone, run_verb, write_program
 
 from eval.__main__ import main
-from eval.campaigns.accuracy_regression import MARGIN_FLOOR, PAPER, exit_status, report
+from eval.campaigns.accuracy_regression import MARGIN_FLOOR, PAPER, report
 from eval.campaigns.runs import Comparison
 from eval.campaigns.verdicts import decide
 
@@ -107,14 +107,6 @@ def test_report_says_what_to_doubt() -> None:
     assert "takes 32 to be shown" in text
     assert "longbench_v1: open; the next look is at 6 runs of each variant." in text
     assert "95.11 -> 95.23 (+0.12)" in text
-
-
-def test_exit_status_follows_the_worst() -> None:
-    assert exit_status(["within", "within"], complete=True) == 0
-    assert exit_status(["within"], complete=False) == 3
-    assert exit_status(["within", "inconclusive"], complete=True) == 3
-    assert exit_status(["within", "inconclusive", "regression"], complete=False) == 1
-    assert exit_status([], complete=True) == 3
 
 
 def test_commands_run_are_the_commands_printed(bench: Bench) -> None:

@@ -44,16 +44,6 @@ def test_every_program_is_a_verb() -> None:
     assert {verb.module for verb in VERBS.values()} == programs - others
 
 
-def test_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
-    listed = capsys.readouterr().out
-    assert main(["--help"]) == 0 and capsys.readouterr().out == listed
-    assert max(map(len, listed.splitlines())) <= 100 and "2     wrong use" in listed
-    text = " ".join(listed.split())
-    for name, verb in VERBS.items():
-        assert f"  {name} " in listed and f"{verb.summary} (GPU: {verb.gpu})" in text
-
-
 def test_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["measure"]) == 2
     said = capsys.readouterr()
@@ -190,21 +180,6 @@ def test_every_ending_has_its_status(
     assert main(["readme"]) == status
     assert capsys.readouterr().err.endswith(said)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)) == before
-
-
-def test_a_second_signal_does_not_interrupt_the_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    cleaned = []
-
-    def act() -> None:
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGHUP)
-            cleaned.append(True)
-
-    monkeypatch.setattr("eval.report.readme.main", lambda: act())
-    assert main(["readme"]) == 143 and cleaned
 
 
 def test_a_reader_that_has_gone_makes_no_traceback() -> None:

@@ -176,21 +176,6 @@ def test_the_gpu_and_the_environment_count(site: Path, monkeypatch: pytest.Monke
     }
 
 
-def test_what_cannot_be_found_out_is_said(site: Path) -> None:
-    tool = site.parent / "bin" / "trtllm-eval"
-    tool.write_bytes(b"\x7fELF")
-    assert set(list(build_identity("trtllm-eval").values())[:4]) == {"unknown"}
-    tool.write_text("#!/usr/bin/env -S python3-not-there -u\n")
-    assert build_identity("trtllm-eval")["gvr_topk"] == "unknown"
-    assert build_identity("no-such-tool")["tensorrt_llm"] == "unknown"
-    tool.write_text(f"#!/usr/bin/env {sys.executable}\n")
-    assert build_identity("trtllm-eval")["tensorrt_llm"] == "1.2.1"
-    shutil.rmtree(site / "tensorrt_llm-1.2.1.dist-info")
-    shutil.rmtree(site / "gvr_topk")
-    got = build_identity("trtllm-eval")
-    assert (got["tensorrt_llm"], got["tensorrt_llm files"]) == ("absent", "absent")
-
-
 def test_a_python_is_asked_itself_and_the_engine_is_named(site: Path) -> None:
     tool = site.parent / "bin" / "python3"
     tool.symlink_to(Path(sys.executable).resolve())

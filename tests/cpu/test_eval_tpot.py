@@ -227,14 +227,6 @@ def test_serve_failure_shows_the_servers_log_too(bench: Bench) -> None:
     assert "last lines of the server's log" in result.output and "| illegal memory access" in result.output
 
 
-def test_missing_program_is_named_before_the_first_run(bench: Bench) -> None:
-    for options in (("--program", "no-such-program serve"), ("--launcher", "no-such-program -n 2")):
-        result = bench.run("--mtp", "0", "--repetitions", "1", *options)
-        assert result.exit_code == 2
-        assert "--program: wanted a program on PATH, got 'no-such-program'" in " ".join(result.output.split())
-        assert not (bench.out / "results.json").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -257,13 +249,6 @@ def test_wrong_use(bench: Bench, options: tuple[str, ...], message: str) -> None
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
     assert bench.calls == []
-
-
-def test_mtp_setting_of_the_file_is_checked(bench: Bench) -> None:
-    pattern = str(combined_configs() / "bench_h200_tep8_mtp3_{variant}.yaml")
-    result = bench.run("--mtp", "1", "--configs", pattern)
-    assert result.exit_code == 2
-    assert "wanted MTP 1, got 3" in result.output
 
 
 def _compare(

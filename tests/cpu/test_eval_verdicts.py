@@ -38,12 +38,6 @@ RNG = np.random.default_rng(5)
 OFF, ON = RNG.normal(10, 1, 32), RNG.normal(10, 1, 32)
 
 
-def test_orders() -> None:
-    plain = [(index, side) for index in (1, 2, 3, 4) for side in ("off", "on")]
-    assert variant_order(4, "alternate") == plain
-    assert variant_order(4, "abba") == [*plain[:2], *plain[3:1:-1], *plain[4:6], *plain[:5:-1]]
-
-
 # ---------------------------------------------------------------- the estimate
 
 
@@ -71,22 +65,6 @@ def test_difference_is_that_of_a_linear_model(count: int, order: Order) -> None:
     assert float(got.difference) == pytest.approx((inverse @ x.T @ y)[2])
     assert float(got.error) == pytest.approx(math.sqrt(sum(parts)))
     assert got.unit_error == pytest.approx(math.sqrt(inverse[2, 2]))
-
-
-def test_freedom_is_that_of_the_noisier_variant() -> None:
-    noisy = drift_free_difference(OFF[:8], 10 + 1000 * (ON[:8] - 10), "abba")
-    assert float(noisy.freedom) == pytest.approx(6, abs=0.01)
-    exact = drift_free_difference([1.0] * 4, [1.0] * 4, "abba", resolution=0.01)
-    assert float(exact.freedom) == pytest.approx(4)
-
-
-def test_campaigns_in_one_array_are_those_one_by_one() -> None:
-    off, on = RNG.normal(size=(2, 3, 5, 6))
-    whole = drift_free_difference(off, on, "abba")
-    single = drift_free_difference(off[2, 4], on[2, 4], "abba")
-    assert whole.difference.shape == (3, 5)
-    assert whole.difference[2, 4] == pytest.approx(float(single.difference))
-    assert whole.error[2, 4] == pytest.approx(float(single.error))
 
 
 def test_rounding_is_the_least_spread() -> None:
@@ -184,12 +162,6 @@ def test_the_error_rate_itself_is_enough() -> None:
     assert not Judgement(above, none).good.any() and not Judgement(none, above).bad.any()
     # At the error rate both claims are shown, and so neither is.
     assert not Judgement(edge, edge).good.any() and not Judgement(edge, edge).bad.any()
-
-
-@pytest.mark.parametrize("margin", [0.0, -1.0, math.nan])
-def test_a_margin_is_positive(margin: float) -> None:
-    with pytest.raises(ValueError, match="margin: wanted a positive number"):
-        judge_noninferiority([looks_at(OFF, ON, "abba")], [margin])
 
 
 # ---------------------------------------------------------------- power

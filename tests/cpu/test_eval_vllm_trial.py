@@ -27,7 +27,6 @@ from eval.engines.vllm_compare import Comparison
 from eval.engines.vllm_engine import (
     CASES,
     COMPARE,
-    FULL,
     INVARIANCE,
     OURS,
     PARTS,
@@ -151,14 +150,6 @@ def test_missing_package_is_one_line(capsys):
     assert "wanted the package vllm 0.33, got none: pip install 'gvr-topk[vllm]'" in said.err
 
 
-@pytest.mark.parametrize(
-    "option", [["--model-shapes", "v5"], ["--modes", "fast"], ["--batches", "0"], ["--lengths", "8k"]]
-)
-def test_wrong_options(option, capsys):
-    assert main(["vllm-trial", *option]) == 2
-    assert "wanted" in capsys.readouterr().err
-
-
 def test_plan():
     plan = vllm_trial.plan(options())
     parts = {part: [spec for spec in plan if spec.part == part] for part in PARTS}
@@ -171,17 +162,6 @@ def test_plan():
     assert [len(each) for each in others] == [12 + 8] * 3
     every = [spec.name for specs in (plan, *others) for spec in specs]
     assert len(set(every)) == len(every)  # results and checkpoints of their own
-
-
-def test_engine_arguments():
-    eager = vllm_engine.engine_arguments(specification())
-    assert eager["enforce_eager"] and eager["max_num_seqs"] == 3 and "speculative_config" not in eager
-    graphs = vllm_engine.engine_arguments(specification(graphs=FULL, drafts=1, batches=[8, 1]))
-    assert graphs["compilation_config"]["cudagraph_capture_sizes"] == [2, 16]
-    assert graphs["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 1}
-    varied = vllm_engine.engine_arguments(specification(STOCK, part=INVARIANCE, chunk=2048))
-    assert varied["max_num_batched_tokens"] == 2048 and varied["enable_prefix_caching"] is False
-    assert varied["max_num_seqs"] == 32
 
 
 def test_compare_counts_every_row_inside_the_engine(vllm, monkeypatch):
@@ -296,20 +276,6 @@ def test_compare_sees_what_is_wrong(vllm, monkeypatch):
     assert result["compared"]["rows_that_differ"] == result["compared"]["rows"] > 0
     assert result["compared"]["prefill_rows_that_differ"] == result["compared"]["prefill_rows"] > 0
     assert vllm_trial.verdict([result | {"problem": "ours was not on"}]) == 1
-
-
-def test_compare_with_one_length_for_several_rows():
-    comparison = Comparison("cpu")
-    logits = torch.randn(4, 64)
-    lengths = torch.tensor([40, 1], dtype=torch.int32)
-    chosen = torch.full((4, 8), -1, dtype=torch.int32)
-    wrapped = comparison.wrap(lambda *arguments: None)
-    wrapped(None, logits, lengths, 2, chosen, 8, 64)
-    counted = comparison.as_dict()
-    # The second request's first row has no keys, and -1 is right for it.
-    assert (counted["rows"], counted["rows_longer_than_k"], counted["rows_that_differ"]) == (3, 2, 3)
-    comparison.reset()
-    assert not any(comparison.as_dict().values())
 
 
 def test_compare_some_rows_of_a_prefill_call(monkeypatch):

@@ -311,32 +311,3 @@ def test_the_command_prints_the_case_that_fails(monkeypatch: pytest.MonkeyPatch,
     assert f"again: python -m eval fuzz --device cpu --case '{text}'" in ended.output
     assert json.loads(out.read_text())["failure"]["case"] == json.loads(text)
     assert invoke("--seconds", "9", "--seed", "4").exit_code == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "ops"),
-    [
-        (["--ops", "prefill"], {"prefill"}),
-        (["--ops", "blocks"], {"blocks"}),
-        (["--paths", "no_hint"], {"decode"}),  # no other op has this path
-    ],
-)
-def test_ops_are_chosen(options: list[str], ops: set[str], tmp_path: Path) -> None:
-    out = tmp_path / "fuzz.json"
-    assert invoke("--seconds", "0.1", "--out", str(out), *options).exit_code == 0
-    parts = json.loads(out.read_text())["drawn"]
-    assert {op for op, part in parts.items() if part["cases"]} == ops
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ["--ops", "scan"],
-        ["--case", '{"op": "decode"}'],
-        ["--case", "7"],
-        ["--ops", "blocks", "--paths", "no_hint"],
-    ],
-)
-def test_wrong_options_are_refused(wrong: list[str]) -> None:
-    ended = invoke(*wrong)
-    assert ended.exit_code == 2 and wrong[0] in ended.output

@@ -201,11 +201,6 @@ class TestScript:
         with pytest.raises(SystemExit, match=r"state\.py: imports numpy"):
             SCRIPT.needed_modules(tmp_path)
 
-    def test_relative_import(self, tmp_path: Path) -> None:
-        (tmp_path / "layers.py").write_text("from . import ops\n")
-        with pytest.raises(SystemExit, match="got a relative one"):
-            SCRIPT.needed_modules(tmp_path)
-
     def test_writes_anew(self, tmp_path: Path) -> None:
         stale = tmp_path / "build" / CPU / "stale.py"
         stale.parent.mkdir(parents=True)
