@@ -152,21 +152,3 @@ def test_plots_and_json_are_written(result: ReplayResult, tmp_path: Path) -> Non
         assert (pixels[..., :3] < 0.9).any(axis=2).mean() > 0.01, f"{path.name} is blank"
     saved = report.save_json(result, tmp_path)
     assert json.loads(saved.read_text()) == json.loads(json.dumps(result.to_dict()))
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        Rows("constant", lambda step: np.zeros(17_000 + step)),
-        Rows("short", lambda step: np.arange(100 + step)),
-        Rows("infinite", lambda step: np.full(17_000 + step, -np.inf)),
-        Rows("mixed", lambda step: np.where(np.arange(17_000 + step) % 2, np.nan, normal(step))),
-    ],
-    ids=lambda source: source.name,
-)
-def test_odd_rows_are_reported_too(source: Rows, tmp_path: Path) -> None:
-    odd = replay(source, ON)
-    assert odd.is_exact
-    assert len(report.save_plots(odd, tmp_path)) == 2
-    report.save_json(odd, tmp_path)
-    assert report.describe_outcome(odd)[2] == "exact: op on every path 4 of 4 steps"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gvr_topk.evaluation.paper_reference import CAPACITY
-from gvr_topk.evaluation.synthetic import LayerGenerator, adversarial_hints, adversarial_rows
+from gvr_topk.evaluation.synthetic import LayerGenerator, adversarial_rows
 
 N, K = 70_690, 2048
 
@@ -96,10 +96,3 @@ def test_adversarial_rows_hold_what_they_name():
     assert set(top(rows["top_in_first_chunk"], k)) == set(range(k))
     assert set(top(rows["top_in_last_chunk"], k)) == set(range(n - k, n))
     assert (np.diff(rows["ascending"]) >= 0).all() and (np.diff(rows["descending"]) <= 0).all()
-
-
-@pytest.mark.parametrize("make", [adversarial_rows, adversarial_hints])
-@pytest.mark.parametrize("n, k, said", [(0, 1, "n: wanted at least 1"), (1, 0, "k: wanted at least 1")])
-def test_adversarial_arguments_are_checked(make, n, k, said):
-    with pytest.raises(ValueError, match=said):
-        make(n, k, 0)
