@@ -59,7 +59,7 @@ _TENSORRT_LLM = (
 )
 _IN_THIS_PROCESS = (
     "not worker_that and not parent_to_worker and not worker_process and not process_that"
-    " and not broken_integration and not metrics_files and not on_every_python"
+    " and not broken_integration and not metrics_files"
 )
 _INSTALL = (
     *("test_integration_install.py", "test_integration_upstream.py", "test_integration_counters.py"),
