@@ -22,7 +22,7 @@ from eval_fakes import (
 from eval.campaigns.configs import combined_configs
 from eval.campaigns.runs import Comparison, Outcome
 from eval.campaigns.tpot_ab import Settings
-from eval.campaigns.tpot_report import PAPER, paper_reduction, reduction
+from eval.campaigns.tpot_report import reduction
 from eval.campaigns.verdicts import Order, bounds, looks_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -278,16 +278,3 @@ def test_reduction_and_interval_are_of_the_logarithms() -> None:
     assert got == pytest.approx([1 - math.exp(end) for end in (float(looks[0].difference), high, low)])
     scaled = reduction(_compare([7 * x for x in OFF], [7 * x for x in on], 3))
     assert scaled == pytest.approx(got)
-
-
-def test_reductions_of_the_paper() -> None:
-    got = {case: paper_reduction({"MTP": case[0], "prompt": case[1]}) for case in PAPER}
-    percent = {case: round(100 * its, 2) for case, its in got.items() if its is not None}
-    assert percent == {
-        (0, "64K"): 5.47,
-        (0, "100K"): 7.52,
-        (1, "64K"): 4.36,
-        (1, "100K"): 6.30,
-        (3, "64K"): 2.40,
-        (3, "100K"): 3.45,
-    }
