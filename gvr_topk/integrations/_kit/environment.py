@@ -1,8 +1,8 @@
 """Environment variables of the integrations, as docs/interface.md lists them, and what each of them says.
 
-The values empty, ``0``, ``false``, ``no`` and ``off`` of ``GVR_TOPK_DISABLE`` count as unset. Worker processes
-of TensorRT-LLM are started with the parent's ``TRTLLM*`` variables and nothing else of ours: what has to reach
-them has such a name, and under ``GVR_TOPK_DISABLE`` we set ``TRTLLM_GVR_TOPK`` to ``0`` for them.
+The values empty, ``0``, ``false``, ``no`` and ``off`` of ``GVR_TOPK_DISABLE`` count as unset. Worker
+processes of TensorRT-LLM are started with the parent's ``TRTLLM*`` variables and nothing else of ours: what
+has to reach them has such a name, and under ``GVR_TOPK_DISABLE`` we set ``TRTLLM_GVR_TOPK`` to ``0`` there.
 """
 
 from __future__ import annotations
