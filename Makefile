@@ -10,8 +10,8 @@ TORCH ?= torch==2.13.0
 # packaging/gvr_topk_archs.py changes that. One compiler for each core runs, as far as memory goes.
 JOBS = $$($(PYTHON) packaging/gvr_topk_archs.py --jobs)
 
-.PHONY: help replay test test-cpp test-gpu test-gpu-plain test-gpu-chaos neighbours chaos mutation-changed \
-  lint format docs install build wheel clean
+.PHONY: help replay test test-cpp test-gpu test-gpu-plain test-gpu-chaos neighbours chaos lint \
+  format docs install build wheel clean
 
 # The text behind `##` is what this prints of a target.
 help:  ## list the targets
@@ -58,14 +58,6 @@ test-cpp: $(VENV)/.tools  ## plans and the key map, on the host
 	$(VENV)/bin/cmake -S tests/cpp -B build/cpp
 	$(VENV)/bin/cmake --build build/cpp
 	$(VENV)/bin/ctest --test-dir build/cpp --output-on-failure
-
-# A clone of depth 1 has no commit to compare with.
-BASE ?= HEAD~1
-MUTATION_SECONDS ?= 60
-mutation-changed: install  ## put small faults into changed lines; the tests have to notice
-	@if [ "$(BASE)" = HEAD~1 ] && ! git rev-parse --quiet --verify HEAD~1 > /dev/null; then \
-	  echo "mutation: no commit before this one"; \
-	else $(PYTHON) tests/mutation/run.py --changed-since $(BASE) --seconds $(MUTATION_SECONDS); fi
 
 # In an environment of its own, which needs no torch. Warnings are errors.
 DOCS_VENV = build/docs/venv

@@ -21,7 +21,7 @@ import torch
 
 from gvr_topk import __version__, indexer_topk_decode, library_status
 from gvr_topk.config import ConfigError, ConfigFileError, load_config
-from gvr_topk.config_files import combine, write_combined
+from gvr_topk.config_files import combine
 from gvr_topk.constants import MIN_ARCH, HintReason
 from gvr_topk.constants import Path as OpPath
 from gvr_topk.evaluation import command as replay_command
@@ -304,7 +304,7 @@ def _combine(options: argparse.Namespace) -> int:
     if options.out is None:
         print(text, end="")
         return EXIT_OK
-    write_combined(text, options.out, options.files)
+    options.out.write_text(text, encoding="utf-8")
     print(f"wrote {options.out}")
     return EXIT_OK
 

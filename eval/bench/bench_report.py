@@ -27,15 +27,8 @@ Results = Mapping[str, Any]
 
 OURS = tuple(IMPLEMENTATIONS)
 BASELINES = (
-    *("torch", "trtllm", "vllm", "flashinfer", "flashinfer_ragged"),
-    *(
-        "flashinfer_deterministic",
-        "cudnn",
-        "trtllm_prefill",
-        "vllm_prefill",
-        "torch_blocks",
-        "torch_in_blocks",
-    ),
+    *("torch", "trtllm", "vllm", "flashinfer", "flashinfer_ragged", "flashinfer_deterministic", "cudnn"),
+    *("trtllm_prefill", "vllm_prefill", "torch_blocks", "torch_in_blocks"),
 )
 ALL = (*OURS, *BASELINES)
 REFERENCES = (HINTED, PREFILL, BLOCKS)
@@ -180,3 +173,16 @@ def sampling_table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list[l
         for peer in row[0]["peers"]:
             lines.append([f"{setting}: {peer}", *(f"{each['peers'][peer]['us']:.1f}" for each in row)])
     return ["", *(f"{dtype} x {count:,}" for dtype in dtypes for count in rows)], lines
+
+
+def topk_table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """The same of `topk`, unsorted and sorted, and of PyTorch's, by k."""
+    columns = sorted({each["k"] for each in results})
+    times = {(each["dtype"], each["width"], each["rows"], each["k"]): each for each in results}
+    lines = []
+    for dtype, width, rows in dict.fromkeys(key[:3] for key in times):
+        cells = [times[dtype, width, rows, k] for k in columns]
+        calls = ("unsorted", "topk", "torch")
+        us = (" / ".join(f"{each[f'{call}_us']:.0f}" for call in calls) for each in cells)
+        lines.append([f"{dtype}, {width:,} x {rows}", *us])
+    return ["N x rows", *(f"{k:,}" for k in columns)], lines

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eval.bench.bench_report import topk_table
 from eval.bench.bench_sampling import DTYPES, cold_batches, microseconds
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import Commit, Out, require_gpu, require_writable
@@ -79,18 +80,6 @@ def measure(given: list[Tensor], k: int) -> dict[str, Any]:
     }
 
 
-def table(results: list[dict[str, Any]]) -> str:
-    """Make a table, a k a row."""
-    names = ("topk", "unsorted", "mask", "op", "torch")
-    head = ("rows", "width", "dtype", "k")
-    lines = [
-        [*(str(each[name]) for name in head)]
-        + [f"{each[f'{name}_us']:.1f}" if f"{name}_us" in each else "" for name in names]
-        for each in results
-    ]
-    return markdown_table([*head, *names], lines)
-
-
 def main(
     out: Out = Path("out/topk.json"),
     commit: Commit = "",
@@ -105,7 +94,7 @@ def main(
             results += [measure(given, k) for k in K]
     data = {"format": FORMAT, "machine": describe_machine(commit), "results": results}
     write_json(out, data)
-    print(table(results))
+    print(markdown_table(*topk_table(results)))
     wrong = sum(each["wrong"] for each in results)
     print(f"{wrong} items are wrong")
     return int(wrong > 0)

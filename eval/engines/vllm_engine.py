@@ -36,21 +36,12 @@ STOCK, OURS, COMPARE = "stock", "ours", "compare"
 MODES = (STOCK, OURS, COMPARE)
 EAGER, FULL = "eager", "full"
 GRAPHS = (EAGER, FULL)
-CASES, PREEMPTION, INVARIANCE, SAMPLER = "cases", "preemption", "invariance", "sampler"
-PARTS = {CASES: MODES, PREEMPTION: (COMPARE,), INVARIANCE: (STOCK, OURS), SAMPLER: MODES}
+CASES, INVARIANCE, SAMPLER = "cases", "invariance", "sampler"
+PARTS = {CASES: MODES, INVARIANCE: (STOCK, OURS), SAMPLER: MODES}
 """Parts of a trial, and the modes in which each shows something."""
 
 DCP_HEADS = 16
 """Heads of a GPU where several share the keys of requests: FlashMLA then serves fewer than 32."""
-
-BLOCK = 64
-"""Tokens of a cache block, which FlashMLA's sparse kernels want."""
-
-PREEMPTION_REQUESTS, PREEMPTION_SLOTS, PREEMPTION_LENGTH = 50, 16, 4096
-"""Requests of the churn with preemption, those that may run at once, and the longest row of it."""
-
-PREEMPTION_BLOCKS = 360
-"""Cache blocks of that engine: about half of what the requests need that may run at once."""
 
 INVARIANCE_BATCHES = (1, 1, 2, 8, 32)
 """Batches that the same prompt is in; twice alone, for a run may differ from the next one, too."""
@@ -61,8 +52,9 @@ INVARIANCE_LENGTH, INVARIANCE_STEPS = 6144, 12
 SAMPLER_VOCABULARY, SAMPLER_PROMPT = 128_256, 64
 """Logits of a row, and tokens of a prompt, where the sampler is looked at."""
 
+GREEDY: dict[str, Any] = {"temperature": 0.0}
 SEEDED = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
-"""Parameters of requests whose answers are repeated, where they are sampled."""
+"""Parameters of requests, and of those whose answers are repeated, where they are sampled."""
 
 SAMPLER_CACHE = 4 << 30
 """Bytes of the cache there, so that several engines may share a GPU while they compare."""
@@ -82,7 +74,7 @@ TOP_K_KERNELS = re.compile(r"gvr|top_?k|radix", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Specification:
-    """What one engine runs. Parts but ``cases`` have batches, lengths and steps of their own."""
+    """What one engine runs. ``invariance`` has batches, lengths and steps of its own."""
 
     mode: str  # one of `MODES`
     graphs: str  # one of `GRAPHS`
@@ -133,8 +125,7 @@ class Specification:
     @property
     def sequences(self) -> list[int]:
         """Requests at once, in the cases of this part."""
-        own = {PREEMPTION: (1, 4, 8, PREEMPTION_SLOTS), INVARIANCE: INVARIANCE_BATCHES}
-        return sorted(set(own.get(self.part, tuple(self.batches))))
+        return sorted(set(INVARIANCE_BATCHES if self.part == INVARIANCE else self.batches))
 
 
 def engine_arguments(spec: Specification) -> dict[str, Any]:
@@ -194,15 +185,8 @@ def engine_arguments(spec: Specification) -> dict[str, Any]:
         arguments |= {"skip_tokenizer_init": False, "tokenizer_mode": "hf"}
         arguments["structured_outputs_config"] = {"backend": "xgrammar"}
         arguments["kv_cache_memory_bytes"] = SAMPLER_CACHE
-    if spec.part == PREEMPTION:
-        arguments |= {
-            "max_model_len": PREEMPTION_LENGTH,
-            "block_size": BLOCK,
-            "num_gpu_blocks_override": PREEMPTION_BLOCKS,
-        }
     if spec.part == INVARIANCE:
         arguments["max_model_len"] = INVARIANCE_LENGTH + 1024
-    if spec.part == INVARIANCE or spec.sampled:
         arguments["enable_prefix_caching"] = False  # every prompt is computed anew, whatever was before it
     return arguments
 
@@ -341,21 +325,6 @@ def _memory(peak: bool = False) -> int:
     return torch.cuda.memory_allocated()
 
 
-class Preemptions:
-    """Counts how often the scheduler of this process takes a running request's cache away."""
-
-    def __init__(self, patches: Transaction) -> None:
-        self.count = 0
-        scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
-        original = scheduler._preempt_request
-
-        def _preempt_request(*args: Any, **kwargs: Any) -> Any:
-            self.count += 1
-            return original(*args, **kwargs)
-
-        patches.set_attribute(scheduler, "_preempt_request", _preempt_request)
-
-
 class Trial:
     """One engine's cases, each of which may fail without the others.
 
@@ -384,7 +353,6 @@ class Trial:
         if spec.part == SAMPLER:
             self._draws = vllm_sampler.Comparison() if spec.mode == COMPARE else vllm_sampler.Times()
             self._draws.observe(patches)
-        self._preemptions = Preemptions(patches) if spec.part == PREEMPTION else None
         self._vllm = importlib.import_module("vllm")
         begun = time.perf_counter()
         self._engine = self._vllm.LLM(**engine_arguments(spec)).llm_engine
@@ -412,15 +380,12 @@ class Trial:
             "start_s": round(self._started, 1),
             **self._done,
             "draws": self._draws.as_dict() if isinstance(self._draws, vllm_sampler.Comparison) else None,
-            "preemptions": None if self._preemptions is None else self._preemptions.count,
             **seen,
         }
 
     def run(self) -> dict[str, Any]:
         """Run every case of the part."""
-        if self.spec.part == PREEMPTION:
-            self._attempt("preemption", self._preempt)
-        elif self.spec.part == INVARIANCE:
+        if self.spec.part == INVARIANCE:
             self._attempt("invariance", self._vary_batches)
         elif self.spec.part == SAMPLER:
             for batch, kind in itertools.product(self.spec.batches, vllm_sampler.KINDS):
@@ -456,12 +421,8 @@ class Trial:
         except Exception as error:
             self._done["failures"].append(f"requests left behind: {type(error).__name__}")
 
-    @property
-    def _repeated_settings(self) -> list[dict[str, Any]]:
-        return [SEEDED if self.spec.sampled else {"temperature": 0.0}]
-
     def _parameters(
-        self, tokens: Callable[[int], int], settings: Sequence[dict[str, Any]] = ({"temperature": 0.0},)
+        self, tokens: Callable[[int], int], settings: Sequence[dict[str, Any]] = (GREEDY,)
     ) -> Callable[[int], Any]:
         grammars = importlib.import_module("vllm.sampling_params")
 
@@ -519,25 +480,10 @@ class Trial:
     def _churn(self) -> None:
         slots = max(self.spec.batches)
         requests = prompts(slots + slots // 2 + 8, range(2200, 4421, 370), 1000)
-        self._run_in_slots(requests, slots, lambda n: 8 + 5 * (n * 5 % 9))
-
-    def _preempt(self) -> None:
-        requests = prompts(PREEMPTION_REQUESTS, range(2200, 2945, 124), 2000, common_share=0.0)
-        if self.spec.sampled:
-            requests[::2] = requests[:1] * len(requests[::2])
-        answers = self._run_in_slots(requests, PREEMPTION_SLOTS, lambda n: 192 + 32 * (n * 5 % 9))
-        self._done["churn"]["cache_blocks"] = PREEMPTION_BLOCKS
-        if self.spec.sampled:
-            self._done["invariance"] = {"answers": count_answers(answers[::2])}
-
-    def _run_in_slots(
-        self, requests: Sequence[list[int]], slots: int, tokens: Callable[[int], int]
-    ) -> list[list[int]]:
-        parameters = self._parameters(tokens, self._repeated_settings)
+        parameters = self._parameters(lambda n: 8 + 5 * (n * 5 % 9))
         figures = run_requests(self._engine, parameters, requests, "churn")
-        answers: list[list[int]] = figures.pop("answers")
+        del figures["answers"]
         self._done["churn"] = figures | {"requests": len(requests), "slots": slots}
-        return answers
 
     def _vary_batches(self) -> None:
         """Run the same prompt alone and in batches whose other half are other prompts."""
@@ -550,7 +496,7 @@ class Trial:
             different |= set(map(tuple, others))
             # Neighbours differ, and the last request is a copy.
             requests = [prompt if (batch - 1 - n) % 2 == 0 else others[n // 2] for n in range(batch)]
-            tokens = self._parameters(lambda n: INVARIANCE_STEPS, self._repeated_settings)
+            tokens = self._parameters(lambda n: INVARIANCE_STEPS, [SEEDED if self.spec.sampled else GREEDY])
             figures = run_requests(self._engine, tokens, requests, f"{number}_batch_{batch}")
             own = [answer for n, answer in enumerate(figures.pop("answers")) if requests[n] is prompt]
             answers += own

@@ -8,12 +8,11 @@ and prefill calls are both looked at. ``compare`` selects with ours and sorts th
 engine, captured graphs included, and counts rows in which the two differ. Tokens are not compared: two runs
 of stock vLLM differ by themselves. Times of steps are those of this small model, not of a real one.
 
-Parts: ``cases`` are batches by lengths, with a churn at the end; ``preemption`` is a churn of 50 requests in
-16 slots with too small a cache; ``invariance`` runs the same prompt alone and in batches of 2, 8 and 32, with
-chunks of two sizes, stock and ours, and counts different answers. ``--sampled`` draws the answers with a
-seed, also those to a repeated prompt in the churn. ``sampler`` draws from 128,256 logits with our sampler:
-``compare`` draws every call a second time with vLLM's own and judges every row whose tokens differ, and the
-other modes time what samples. Its drafts are n-grams.
+Parts: ``cases`` are batches by lengths, with a churn at the end; ``invariance`` runs the same prompt alone
+and in batches of 2, 8 and 32, with chunks of two sizes, stock and ours, and counts different answers, which
+``--sampled`` draws with a seed. ``sampler`` draws from 128,256 logits with our sampler: ``compare`` draws
+every call a second time with vLLM's own and judges every row whose tokens differ, and the other modes time
+what samples. Its drafts are n-grams.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ from eval.engines.vllm_engine import (
     MODES,
     OURS,
     PARTS,
-    PREEMPTION,
     SAMPLER,
     SAMPLER_VOCABULARY,
     STOCK,
@@ -127,13 +125,10 @@ def plan(options: SimpleNamespace) -> list[Specification]:
     for part, drafts, graphs, mode in itertools.product(
         options.parts, options.drafts, options.graphs, options.modes
     ):
-        shows = (STOCK, OURS) if part == PREEMPTION and options.sampled else PARTS[part]
-        if mode not in shows or (part == INVARIANCE and drafts):
+        if mode not in PARTS[part] or (part == INVARIANCE and drafts):
             continue
         if part == SAMPLER and options.model_shapes != V32:
             continue  # the sampler sees nothing of other shapes
-        if part == PREEMPTION and options.model_shapes == V4:
-            continue  # its cache is too small as counted in blocks of 64 tokens; V4 has larger ones
         if options.tensor_parallel > 1 and (mode != COMPARE or part == SAMPLER):
             continue  # nothing else is observed in the workers
         for chunk in options.chunks if part == INVARIANCE else options.chunks[:1]:
@@ -215,22 +210,19 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
         for kind, what in [*kinds, ("merged_", "merged")] if spec.dcp else kinds:
             if not result["compared"][f"{kind}rows_longer_than_k"]:
                 return f"{spec.name}: no compared {what} row was longer than k"
-    if spec.part == PREEMPTION and not result["preemptions"]:
-        return f"{spec.name}: no request was preempted"
     return None
 
 
 def verdict(engines: Sequence[dict[str, Any]]) -> int:
     """Exit code: a row that differs, or an answer that depends on the batch, outweighs an engine that failed.
 
-    With split-K the sums of other kernels depend on the batch, and so may the answers. After a preemption
-    they may, too: what a request had decoded is then computed as a prompt.
+    With split-K the sums of other kernels depend on the batch, and so may the answers.
     """
     wrong = [f"{kind}rows_that_differ" for kind in ("", "prefill_", "merged_", "numpy_")]
     counts = [engine["compared"] for engine in engines if engine.get("compared")]
     differ = any(count[name] for count in counts for name in wrong)
     differ |= any(count[name] for engine in engines if (count := engine.get("draws")) for name in WRONG)
-    repeated = [each for each in engines if each.get("invariance") and each["part"] == INVARIANCE]
+    repeated = [each for each in engines if each.get("invariance")]
     answers = [
         each["invariance"]["answers"] for each in repeated if each["mode"] == OURS and not each["split_k"]
     ]
@@ -390,8 +382,7 @@ def _summary(spec: Specification, engine: dict[str, Any]) -> str:
         for name, times in ((case.get("profile") or {}).get("kernels") or {}).items():
             lines.append(f"  {times['us_median']} us median of {times['calls']}, {name[:90]}")
     if churn := engine.get("churn"):
-        times = "" if engine.get("preemptions") is None else f", {engine['preemptions']} preemptions"
-        lines.append(f"{spec.name}: churn: {churn['requests']} requests in {churn['slots']} slots{times}")
+        lines.append(f"{spec.name}: churn: {churn['requests']} requests in {churn['slots']} slots")
     if invariance := engine.get("invariance"):
         answers = invariance["answers"]
         told = f"{answers['different_answers']} answers to the same prompt in {answers['requests']} requests"

@@ -32,6 +32,7 @@ from eval.bench.bench_report import (
     Index,
     hard_rows,
     sampling_table,
+    topk_table,
     worst_launch,
     worst_ratios,
 )
@@ -477,21 +478,10 @@ def any_k(files: Results) -> dict[str, Any] | None:
         return None
     results = data["results"]
     refuse_if(sum(each["wrong"] for each in results), "topk.json", "no wrong item")
-    columns = sorted({each["k"] for each in results})
-    shapes = dict.fromkeys((each["dtype"], each["width"], each["rows"]) for each in results)
-    times = {((each["dtype"], each["width"], each["rows"]), each["k"]): each for each in results}
-
-    def line(shape: tuple[str, int, int]) -> list[str]:
-        cells = [times[shape, k] for k in columns]
-        return [
-            f"{shape[0]}, {shape[1]:,} x {shape[2]}",
-            *(" / ".join(f"{x[f'{call}_us']:.0f}" for call in ("unsorted", "topk", "torch")) for x in cells),
-        ]
-
     slower = [each for each in results if each["topk_us"] > each["torch_us"]]
     return {
         "source": source_of(data),
-        "table": table(["N x rows", *(f"{k:,}" for k in columns)], map(line, shapes)),
+        "table": table(*topk_table(results)),
         "cells": len(results),
         "slower": len(slower),
         "worst": max(each["topk_us"] / each["torch_us"] for each in results),

@@ -375,6 +375,6 @@ def _engine(engine: Data) -> str:
     if cached := sum(case.get("cached", 0) for case in engine.get("cases", ())):
         words.append(f"{cached:,} tokens cached")
     if churn := engine.get("churn"):
-        times = "" if engine["preemptions"] is None else f", {engine['preemptions']} preemptions"
+        times = f", {engine['preemptions']} preemptions" if engine.get("preemptions") else ""
         words.append(f"{churn['requests']} requests in {churn['slots']} slots{times}")
     return ", ".join(words)

@@ -16,7 +16,6 @@ from bench_data import short_chains as short_chains  # a fixture for all
 from eval.bench import baselines
 from eval.bench.bench_cases import Cell, make_chain
 from eval.bench.bench_report import BASELINES
-from eval.bench.kernel_timing import Chain
 
 
 class TestBaselines:
@@ -130,17 +129,3 @@ class TestBaselines:
             prepare(make_chain(Cell("main", 5000, 2, 8), device="cpu"))
         with pytest.raises(baselines.BaselineError, match="at most 148 rows, got 149"):
             prepare(make_chain(Cell("main", 64, 149, 16), device="cpu"))
-
-    def test_rows_for_operators_without_lengths_hide_what_lies_past_the_end(self) -> None:
-        logits = torch.full((2, 1, 4), float("nan"))
-        logits[:, :, :3] = 1.0
-        hidden = baselines._full_rows(Chain(logits, torch.tensor([3], dtype=torch.int32), 2))
-        assert hidden[0, 0].tolist() == [1.0, 1.0, 1.0, float("-inf")]
-
-    def test_flashinfer_chooses_as_it_does_inside_a_graph(self) -> None:
-        assert baselines.flashinfer_takes_cub(64, 16384, torch.float32)
-        assert not baselines.flashinfer_takes_cub(128, 16384, torch.float32)
-        assert not baselines.flashinfer_ragged_takes_cub(64, 16384, torch.float32)
-        assert baselines.flashinfer_ragged_takes_cub(64, 32768, torch.float32)
-        assert not baselines.flashinfer_ragged_takes_cub(128, 65536, torch.float16)
-        assert not baselines.flashinfer_ragged_takes_cub(512, 1 << 20, torch.float32)

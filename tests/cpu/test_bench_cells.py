@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from bench_data import CAUSAL
 from bench_data import short_chains as short_chains  # a fixture for all
 
-from eval.bench import bench_cases, kernel_timing, our_kernels
+from eval.bench import bench_cases, kernel_timing
 from eval.bench.bench_cases import (
     BATCHES,
     LENGTHS,
@@ -21,17 +20,13 @@ from eval.bench.bench_cases import (
     EngineRows,
     Sources,
     all_cells,
-    load_sources,
     make_chain,
 )
 from eval.bench.bench_report import SHAPES
 from eval.bench.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
-from eval.bench.our_kernels import VARIANTS, Variant, prepare_ours
-from gvr_topk.arguments import DecodeArguments
-from gvr_topk.constants import FLAG_PDL, STATE_UNKNOWN
-from gvr_topk.constants import Path as KernelPath
+from eval.bench.our_kernels import Variant, prepare_ours
+from gvr_topk.constants import STATE_UNKNOWN
 from gvr_topk.evaluation.synthetic import LayerGenerator
-from gvr_topk.evaluation.trace import TraceError, shipped_trace
 
 
 class TestCells:
@@ -48,16 +43,6 @@ class TestCells:
         assert own.logits.shape[2] == 304 and wide.logits.shape[2] == 1024
         assert torch.equal(own.logits[..., :300], wide.logits[..., :300])
         assert bool(wide.logits[..., 300:].isnan().all()) and torch.equal(own.lengths, wide.lengths)
-
-    def test_folder_may_hold_other_archives(self, tmp_path: Path) -> None:
-        np.savez(tmp_path / "logits.npz", logits=np.zeros((2, 8)))
-        np.savez(tmp_path / "engine.npz", **{f"{at}.logits": np.ones((2, 8), np.float32) for at in range(3)})
-        sources = load_sources(tmp_path)
-        assert [source.name for source in sources.traces] == [shipped_trace().name]
-        assert [(engine.name, len(engine.layers)) for engine in sources.engines] == [("engine", 3)]
-        (tmp_path / "broken.npz").write_bytes(b"no archive")
-        with pytest.raises(TraceError, match="broken"):
-            load_sources(tmp_path)
 
 
 def chain_for(rows: str = "gauss", n: int = 300, batch: int = 2, **more: Any) -> Chain:
@@ -123,12 +108,6 @@ class TestChains:
         assert chain.lengths_of(5).tolist() == [9]
         assert bool(chain.logits[5, 0, 9:].isnan().all())
 
-    def test_engine_rows_meet_every_slot(self) -> None:
-        layers = tuple(torch.arange(4.0)[:, None] + 10 * layer + torch.zeros(4, 8) for layer in range(2))
-        steps = EngineRows("e", layers).steps()
-        assert len(steps) == 8
-        assert [step[0, 0].item() for step in steps] == [0, 10, 1, 11, 2, 12, 3, 13]
-
     def test_cold_chains_outgrow_the_cache(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernel_timing, "MIN_STEPS", 20)
         monkeypatch.setattr(kernel_timing, "MAX_STEPS", 4000)
@@ -136,12 +115,6 @@ class TestChains:
         assert kernel_timing.steps_for(131072 * 4, "cuda") * 131072 * 4 > 4 * (60 << 20)
         assert kernel_timing.steps_for(8192 * 4, "cuda") == 4000
         assert kernel_timing.steps_for(1 << 30, "cuda") == 20
-
-    def test_scores_of_a_trace_are_its_own(self) -> None:
-        trace = shipped_trace()
-        steps = bench_cases.trace_rows(trace, "cpu")
-        assert len(steps) == trace.steps
-        assert np.allclose(steps[7][0].numpy(), trace.scores(7), rtol=1e-4, atol=1e-5)
 
 
 class TestChainRun:
@@ -175,28 +148,6 @@ class TestChainRun:
         order.clear()
         assert len(run.time_each(8, passes=3)) == 8
         assert order == 3 * [*chain.timed, *chain.timed[:2]]
-
-    @pytest.mark.parametrize("name", VARIANTS)
-    def test_variants_give_the_op_what_their_name_says(
-        self, name: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        given: list[DecodeArguments] = []
-        monkeypatch.setattr(our_kernels, "launch_op", given.append)
-        variant = VARIANTS[name]
-        prepare_ours(chain_for(shift=1), variant).launch(0)
-        (arguments,) = given
-        has = {what for what in ("state", "indices", "row_slot") if getattr(arguments, what) is not None}
-        every = {"state", "indices", "row_slot"}
-        others: dict[str, set[str]] = {"no_hint": set(), "radix_rounds": set(), "paper": every}
-        assert has == others.get(name, {"state", "row_slot"})
-        named = {what for what in variant.arguments if "=" not in what}
-        assert has - {"indices"} | {"out"} == named
-        assert (f'path="{variant.path}"' in variant.arguments) == (arguments.path != KernelPath.AUTO)
-        assert ("pdl=True" in variant.arguments) == bool(arguments.flags & FLAG_PDL) == (name == "pdl")
-        assert arguments.hint_offset == ("indices" in has)
-        if "row_slot" in has:
-            slots = arguments.row_slot.tolist()
-            assert len(set(slots)) == 2 and max(slots) < len(arguments.state)
 
 
 class TestPrefillChunks:

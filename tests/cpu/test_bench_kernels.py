@@ -9,25 +9,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from bench_data import CAUSAL, file_of, index_of, result
 from bench_data import short_chains as short_chains  # a fixture for all
 
 from eval.__main__ import main
-from eval.bench import baselines, bench_kernels, kernel_timing, oracles, our_kernels, phase_timing
-from eval.bench.bench_cases import Cell, Sources, make_chain
+from eval.bench import baselines, bench_kernels, oracles, our_kernels
+from eval.bench.bench_cases import Cell, Sources
 from eval.bench.bench_report import FORMAT, Index, hard_rows, worst_launch, worst_ratios
 from eval.bench.kernel_timing import Chain, ChainRun, Implementation, Prepared
 from eval.bench.our_kernels import IMPLEMENTATIONS
 from eval.common.machine import write_json
 from eval.common.options import read_results
-from eval.common.status import InputError
 from eval.report import picture
 from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
-from gvr_topk.constants import PHASE_STAMPS
-from gvr_topk.constants import Path as KernelPath
 from gvr_topk.contract import exact_topk
 
 BLOCK_OPS: dict[str, type[Any]] = {"blocks": BlocksArguments, "in_blocks": InBlocksArguments}
@@ -47,11 +43,6 @@ class TestCellRun:
         assert measured["worst_us"] >= measured["cold_us"]
         assert {"guess_hit", "passes", "each_us"} <= set(measured)
         json.dumps(measured, allow_nan=False)
-
-    def test_cell_says_what_was_made(self) -> None:
-        described = self.run().describe()
-        assert (described["launches"], described["fresh"], described["group"]) == (6, 6, "scale")
-        assert 0.3 < described["hit_ratio"] < 0.9
 
     @pytest.mark.parametrize("broken", ["first", "middle", "last", "one replay", "not written", "carried"])
     def test_one_wrong_launch_among_all_is_noticed(
@@ -163,26 +154,6 @@ class TestPrefillRun:
     def run(self, cell: Cell = CAUSAL) -> bench_kernels.CellRun:
         return bench_kernels.CellRun(cell, Sources(), "cpu")
 
-    def test_cell_says_what_the_memory_takes(self) -> None:
-        described = self.run().describe()
-        assert (described["launches"], described["fresh"]) == (kernel_timing.CHUNK_BUFFERS, 1)
-        assert described["bytes_read"] == 4 * sum(range(101, 301)) + 8 * 200
-        assert "hit_ratio" not in described
-
-    @pytest.mark.parametrize("name", ["prefill", "prefill_radix_rounds"])
-    def test_op_is_called_with_the_path_of_its_name(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        given: list[PrefillArguments] = []
-        monkeypatch.setattr(our_kernels, "launch_op", given.append)
-        chain = make_chain(CAUSAL, device="cpu")
-        IMPLEMENTATIONS[name].prepare(chain).launch(1)
-        (arguments,) = given
-        wanted = KernelPath.AUTO if name == "prefill" else KernelPath.RADIX_ROUNDS
-        assert (arguments.path, arguments.k, arguments.flags) == (wanted, 64, 0)
-        assert arguments.logits.data_ptr() == chain.logits[1].data_ptr()
-        assert not arguments.row_starts.any() and arguments.row_ends is chain.lengths
-        others = ("row_request", "offsets", "counts", "page_table", "slots", "stats")
-        assert all(getattr(arguments, what) is None for what in others)
-
     @pytest.mark.parametrize("buffer", [0, 7])
     def test_one_wrong_row_in_any_buffer_is_noticed(
         self, buffer: int, monkeypatch: pytest.MonkeyPatch
@@ -289,27 +260,6 @@ class TestFiles:
             )
         )
 
-    def test_picture_draws_few_implementations(self, tmp_path: Path) -> None:
-        picture.draw(self.data(), tmp_path / "few.svg", (1,))
-        few = (tmp_path / "few.svg").read_text()
-        assert "<!-- gvr_topk -->" in few and "TensorRT-LLM" not in few and len(picture.STYLES) == 5
-
-    def test_picture_names_the_versions_and_commits_of_what_it_draws(self, tmp_path: Path) -> None:
-        data = self.data()
-        first, second = data["runs"][0], json.loads(json.dumps(data["runs"][0]))
-        second["machine"]["commit"] = "0ther"
-        first["baselines"]["vllm"] = {"version": "vLLM 9.8.7rc1 some_op (file)", "why_not": ""}
-        data["runs"].append(second)
-        for cell, run in ((Cell("main", 4096, 8), 1), (Cell("main", 4096), 0)):
-            data["cells"][cell.key] = cell.as_json()
-            data["results"] += [result(cell, name, 3.0, run=run) for name in ("hinted", "vllm")]
-        picture.draw(data, tmp_path / "bench.svg", (1,))
-        text = (tmp_path / "bench.svg").read_text()
-        assert "<!-- vLLM 9.8.7rc1 -->" in text
-        assert "k = 2048: a GPU, torch 2, commit abc -->" in text  # nothing of the second run is drawn
-        picture.draw(data, tmp_path / "bench.svg", (1, 8))
-        assert "commit abc, 0ther -->" in (tmp_path / "bench.svg").read_text()
-
     def test_picture_names_the_file_that_it_was_drawn_from(self, tmp_path: Path) -> None:
         bench, image = tmp_path / "bench.json", tmp_path / "bench.png"
         write_json(bench, self.data())
@@ -348,37 +298,5 @@ class TestCommand:
         assert [list(run["sets_in_20_runs"].values()) for run in data["runs"]] == [[1, 1], [1, 1]]
         assert [each["impl"] for each in Index(data).results] == ["hinted", "torch", "hinted"]
 
-    @pytest.mark.parametrize(
-        ("options", "text"),
-        [
-            (["--only", "nothing"], "--only: no implementation nothing"),
-            (["--groups", "nothing"], "--groups: no cells of nothing"),
-        ],
-    )
-    def test_wrong_names_are_refused(
-        self, options: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main(["bench", "--out", str(tmp_path / "b.json"), *options]) == 2
-        assert text in " ".join(capsys.readouterr().err.replace("│", " ").split())
-
     def test_time_that_is_up_is_said(self, tmp_path: Path) -> None:
         assert main(["bench", "--out", str(tmp_path / "b.json"), "--only", "hinted", "--seconds", "-1"]) == 3
-
-
-class TestPhaseTiming:
-    phases = ("a", "b")
-
-    def test_plain_launches_give_medians_and_others_a_total(self) -> None:
-        clocks = np.zeros((4, PHASE_STAMPS), dtype=np.int64)
-        clocks[0, :3] = (100, 110, 140)
-        clocks[1, :3] = (500, 512, 532)
-        clocks[2, :3] = (50, 64, 74)
-        clocks[3, :5] = (1000, 1010, 1020, 1030, 1400)
-        figures = phase_timing.phase_cycles(clocks, self.phases)
-        assert figures["cycles"] == {"a": 12, "b": 20}
-        assert (figures["total"], figures["plain"], figures["launches"]) == (32, 3, 4)
-        assert figures["other_total"] == 400
-
-    def test_library_without_stamps_is_named(self) -> None:
-        with pytest.raises(InputError, match="GVR_PHASE_TIMING"):
-            phase_timing.phase_cycles(np.zeros((3, 8), dtype=np.int64), self.phases)

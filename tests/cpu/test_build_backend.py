@@ -123,39 +123,6 @@ def test_architectures_without_kernels_are_refused(backend: ModuleType) -> None:
     assert done.stderr.startswith("gvr_topk: GVR_TOPK_ARCHS: wanted native")
 
 
-def test_each_choice_is_said_in_one_line(
-    backend: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def line(wanted: str = "") -> str:
-        return str(backend.gvr_topk_archs.choose(wanted).line)
-
-    monkeypatch.setenv("CMAKE_BUILD_PARALLEL_LEVEL", "2")
-    assert "because no GPU is here: the CPU implementation only (GVR_TOPK_ARCHS=all " in line()
-    assert line("90a").startswith("WARNING: no kernels are compiled, because nvcc is not on PATH, and sm_90a")
-    put_program(tmp_path, "nvidia-smi", "9.0\n")
-    assert line().startswith("WARNING: no kernels are compiled, because nvcc is not on PATH, and sm_90a")
-    put_program(tmp_path, "nvcc", "")
-    first, second = line().split(" (")
-    assert first == "compiling kernels for sm_90a with 2 jobs, about 4 minutes"
-    assert second == "GVR_TOPK_ARCHS=native; GVR_TOPK_ARCHS=none skips it)"
-    assert "sm_90a, sm_100f, sm_120f with 2 jobs, about 12 minutes" in line("all")
-    monkeypatch.setenv("CUDACXX", "none")
-    assert "because CUDACXX=none is not on PATH" in line("all")
-    put_program(tmp_path, "nvidia-smi", "8.0\n8.9\n")
-    assert "because there are none for compute capability 8.0, 8.9" in line()
-
-
-def test_one_limit_of_jobs(backend: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = backend.gvr_topk_archs.jobs
-    assert 1 <= jobs() <= len(os.sched_getaffinity(0))
-    monkeypatch.setattr(backend.gvr_topk_archs, "JOB_GIB", 1e6)
-    assert jobs() == 1
-    monkeypatch.setenv("CMAKE_BUILD_PARALLEL_LEVEL", "7")
-    assert jobs() == 7
-    backend._settings(None)
-    assert os.environ["CMAKE_BUILD_PARALLEL_LEVEL"] == "7"
-
-
 def test_no_kernels_no_torch(backend: ModuleType) -> None:
     assert backend.get_requires_for_build_wheel() == ["cmake"]
     assert backend._settings(None) == {"build-dir": "build/cpu", "wheel.build-tag": "0cpu"}

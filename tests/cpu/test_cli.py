@@ -69,13 +69,6 @@ def test_replay_of_the_shipped_trace_ends_with_the_verdict() -> None:
     assert json.loads(default.stdout)["source"] == "smollm2_dsaidx_L10_32k"
 
 
-def test_replay_of_the_generator() -> None:
-    result = run(*SMALL)
-    assert result.exit_code == 0
-    assert "synthetic-L20: 3 steps, n 17,000 to 17,002, k 512, cpu" in result.stdout
-    assert result.stdout.endswith("replay: exact on 3 of 3 steps\n")
-
-
 def test_replay_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     generator = np.random.default_rng(0)
@@ -301,12 +294,6 @@ def test_doctor_checks_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 1 and result.stdout.endswith(f"failed: {what}: no kernel image\n")
 
 
-def test_doctor_names_the_variable_of_a_validated_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRTLLM_GVR_TOPK_YAML", '{"enable": true}')
-    variables = json.loads(run("doctor", "--json").stdout)["variables"]
-    assert variables["TRTLLM_GVR_TOPK_YAML"] == '{"enable": true}: what a validated YAML asks for'
-
-
 @pytest.mark.parametrize(
     ("error", "ended"),
     [
@@ -371,12 +358,6 @@ def test_doctor_without_a_reader_says_nothing() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_the_widest_row_is_replayed() -> None:
-    result = run("replay", "--generator", "20", "--length", "2097152", "--steps", "1")
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout.endswith("replay: exact on 1 of 1 steps\n")
-
-
 def test_config_check_ok(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     drafts = "speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 3}"
@@ -413,12 +394,6 @@ def test_config_check_json_whatever_the_file_holds(tmp_path: Path) -> None:
     for missing in (tmp_path / "none.yaml", tmp_path):
         result = run("config", "check", str(missing), "--json")
         assert result.exit_code == 2 and json.loads(result.stdout)["ok"] is False
-
-
-def test_main_is_the_entry_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["gvr-topk", "replay", "--steps", "0"])
-    assert cli.main() == 2
-    assert capsys.readouterr().err.startswith("gvr-topk: steps: wanted 1 to 256")
 
 
 def test_the_package_runs_as_a_module() -> None:

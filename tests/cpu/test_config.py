@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import os
-import pickle
-import time
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +193,6 @@ def test_message(tmp_path: Path, text: str, said: str) -> None:
 
 OURS = "hint_offset, keep_positions, max_ctas, max_length, min_length, nvtx, path, stats"
 TWICE = "wanted each key once, got it again (first on line 3)"
-AT_MOST, LONG = "wanted a number of at most 1048576", "an integer of 20000 bits"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +212,6 @@ AT_MOST, LONG = "wanted a number of at most 1048576", "an integer of 20000 bits"
             f"gvr_topk: {{path: paper_gvr}}\n{SPARSE}: {{algorithm: dsa, index_topk: 1000}}",
             ": wanted index_topk 512, 1024 or 2048 with path paper_gvr, got index_topk 1000",
         ),
-        (f"gvr_topk: {{hint_offset: 0x{'f' * 5000}}}", f":1: gvr_topk.hint_offset: {AT_MOST}, got {LONG}"),
     ],
     ids=lambda text: text[:40],
 )
@@ -288,64 +282,16 @@ def test_value_that_python_cannot_read_is_broken_yaml(tmp_path: Path, value: str
     assert "\n" not in text and len(text) < 400
 
 
-def bomb(first: str, form: str, levels: int) -> str:
-    """Each line is nine aliases of the line before."""
-    lines = [f"a{i}: &a{i} {form % (f'*a{i - 1}, ' * 9)}" for i in range(1, levels)]
-    return "\n".join([f"a0: &a0 {first}", *lines])
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("future: " + "[" * 2000 + "]" * 2000, "serve.yaml:1: wanted at most 32 levels, got a deeper one"),
-        ("\n".join(f"key_{i}: 1" for i in range(20_000)), "wanted at most 5000 keys and values, got more"),
-        ("x: " + "1" * (1 << 20), "wanted at most 1048576 characters, got "),
-        (
-            bomb("{k: 1}", "{<<: [%s]}", 12),
-            "wanted at most 5000 keys and values with aliases followed, got more",
-        ),
-        (bomb("[1, 2]", "[%s]", 20), "wanted at most 5000 keys and values with aliases followed, got more"),
-        (f"gvr_topk: {{path: {'a' * 9000}}}", "serve.yaml:1: gvr_topk.path: wanted one of "),
-    ],
-    ids=["nesting", "keys", "characters", "merge bomb", "alias bomb", "string"],
-)
-def test_files_beyond_the_limits_are_refused_at_once(tmp_path: Path, text: str, said: str) -> None:
-    started = time.process_time()
-    got = message(tmp_path, text)
-    assert said in got and len(got) < 400
-    assert time.process_time() - started < 1.5
-
-
-def test_limits_leave_room_for_a_real_file(tmp_path: Path) -> None:
-    sizes = ", ".join(str(size) for size in range(1, 1025))
-    deep = "future: " + "{a: " * 25 + "1" + "}" * 25
-    load_config(write(tmp_path, f"cuda_graph_config: {{batch_sizes: [{sizes}]}}\n{deep}\n"))
-
-
 def test_aliases_that_lead_back_end(tmp_path: Path) -> None:
     for text in ("x: &a [*a]\n", "x: &a {<<: *a}\n", "x: &a {y: [*a, {z: *a}]}\n"):
         load_config(write(tmp_path, text))
     assert "gvr_topk.loop" in message(tmp_path, "gvr_topk: &a {loop: *a}")
 
 
-def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
-    pipe, endless = tmp_path / "pipe.yaml", tmp_path / "endless.yaml"
-    os.mkfifo(pipe)
-    endless.symlink_to("/dev/zero")
-    unreadable = ((tmp_path, "a folder"), (pipe, "a pipe"), (endless, "a device"), ("a\0b", "a name that .*"))
-    for path, got in unreadable:
-        with pytest.raises(ConfigFileError, match=rf": wanted a YAML file that can be read, got {got}$"):
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, got in ((tmp_path, "is a directory"), (tmp_path / "nowhere.yaml", "no such file")):
+        with pytest.raises(ConfigFileError, match=rf"{path}: wanted a YAML file, got {got}$"):
             load_config(path)
-    with pytest.raises(ConfigFileError, match=r"nowhere\.yaml: wanted a YAML file, got no such file$"):
-        load_config(tmp_path / "nowhere.yaml")
-
-
-def test_a_large_file_is_not_read_to_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "large.yaml"
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(ConfigError, match=r"large.yaml: wanted at most 1048576 characters, got more$"):
-        load_config(path)
 
 
 def test_binary_file(tmp_path: Path) -> None:
@@ -372,17 +318,6 @@ def test_the_papers_path_serves_what_the_plan_says() -> None:
             continue
         served.append(k)
     assert tuple(served) == PAPER_K
-
-
-@pytest.mark.parametrize("copied", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
-def test_copies_of_an_error_say_the_same(tmp_path: Path, copied: Any) -> None:
-    for text, kind in (("gvr_topk: {stats: 3, path: 4}\n", ConfigError), (None, ConfigFileError)):
-        path = tmp_path / "none.yaml" if text is None else write(tmp_path, text)
-        with pytest.raises(ConfigError) as caught:
-            load_config(path)
-        twin = copied(caught.value)
-        assert type(twin) is kind and str(twin) == str(caught.value)
-        assert twin.problems == caught.value.problems
 
 
 def test_an_empty_file_means_the_defaults() -> None:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from eval_fakes import HOOK_LINE, Campaign, Ended, gone, run_verb, write_program
+from eval_fakes import HOOK_LINE, Campaign, Ended, run_verb, write_program
 
-from eval.__main__ import main
-from eval.campaigns.accuracy_regression import MARGIN_FLOOR, PAPER, exit_status, report
-from eval.campaigns.configs import combined_configs
+from eval.campaigns.accuracy_regression import MARGIN_FLOOR, PAPER, report
 from eval.campaigns.runs import Comparison
 from eval.campaigns.verdicts import decide
 
@@ -110,36 +104,6 @@ def test_report_says_what_to_doubt() -> None:
     assert "95.11 -> 95.23 (+0.12)" in text
 
 
-def test_report_of_a_campaign_that_stays_open() -> None:
-    wide = _report(("gsm8k", [80.0, 99.0] * 16, [99.0, 80.0] * 16, 0.46))
-    assert "gsm8k: still open after the last look" in wide
-
-
-def test_exit_status_follows_the_worst() -> None:
-    assert exit_status(["within", "within"], complete=True) == 0
-    assert exit_status(["within"], complete=False) == 3
-    assert exit_status(["within", "inconclusive"], complete=True) == 3
-    assert exit_status(["within", "inconclusive", "regression"], complete=False) == 1
-    assert exit_status([], complete=True) == 3
-
-
-def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> None:
-    result = bench.run("--runs", "2", "--task", "gpqa_diamond", "--dry-run")
-    assert result.exit_code == 0, result.output
-    lines = [line for line in result.output.splitlines() if not line.startswith("#")]
-    configs = [str(combined_configs() / f"eval_dep8_mtp1_{side}.yaml") for side in ("off", "on", "on", "off")]
-    assert [shlex.split(line) for line in lines] == [
-        [
-            "trtllm-eval", "--model", "/models/m", "--custom_tokenizer", "deepseek_v32", "--config", config,
-            "gpqa_diamond", "--apply_chat_template", "--chat_template_kwargs", '{"thinking": true}',
-            "--max_output_length", "120000",
-        ]
-        for config in configs
-    ]  # fmt: skip
-    assert not bench.out.exists()
-    assert bench.calls == []
-
-
 def test_commands_run_are_the_commands_printed(bench: Bench) -> None:
     bench.scores(mmlu=([87.5] * 6, [87.5] * 6), gsm8k=SAME)
     options = (
@@ -195,66 +159,6 @@ def test_failure_is_explained_and_the_others_go_on(bench: Bench) -> None:
     assert bench.run("--runs", "6", "--task", "gsm8k").exit_code == 0
     assert len(bench.calls) == 13
     assert len(bench.results["decisions"][0]["on"]) == 6
-
-
-SLOW = """
-import os, subprocess, sys, time
-from pathlib import Path
-state = Path({state!r})
-worker = subprocess.Popen(["sleep", "300"])
-state.joinpath("pids").write_text(f"{{os.getpid()}} {{worker.pid}}\\n")
-time.sleep(300)
-"""
-"""A trtllm-eval that starts a worker and never ends."""
-
-
-class Script:
-    """The script in a process of its own, forked so that it need not import everything again."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.log = bench.state / "output"
-        options = ["--model", "/models/m", "--out", str(bench.out), "--runs", "1", "--task", "gsm8k"]
-        self.pid = os.fork()
-        if self.pid == 0:
-            status = 99
-            try:
-                sink = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-                sys.stdout = sys.stderr = os.fdopen(sink, "w", buffering=1)
-                status = main(["accuracy", *options])
-            finally:
-                os._exit(status)
-
-    def end(self, number: int) -> tuple[int, str]:
-        """Send a signal; exit status as `subprocess` gives it, and what was printed."""
-        os.kill(self.pid, number)
-        _, status = os.waitpid(self.pid, 0)
-        return os.waitstatus_to_exitcode(status), self.log.read_text()
-
-
-def _wait_for(path: Path) -> str:
-    for _ in range(2000):
-        if path.exists() and path.read_text().endswith("\n"):
-            return path.read_text()
-        time.sleep(0.01)
-    raise AssertionError(f"{path} was not written")
-
-
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -signal.SIGKILL)],
-)
-def test_no_signal_leaves_the_engine_running(bench: Bench, number: int, status: int) -> None:
-    bench.write_tool(SLOW)
-    script = Script(bench)
-    pids = [int(word) for word in _wait_for(bench.state / "pids").split()]
-    got, output = script.end(number)
-    assert got == status, output
-    assert all(gone(pid) for pid in pids)
-    # Nothing holds the lock any more, and the run is not taken for done.
-    bench.scores(gsm8k=SAME)
-    bench.write_tool(FAKE)
-    assert bench.run("--runs", "1", "--task", "gsm8k").exit_code == 3
-    assert len(bench.calls) == 2
 
 
 # ---------------------------------------------------------------- evidence, builds, faults

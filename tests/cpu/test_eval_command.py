@@ -17,15 +17,13 @@ import typer
 
 from eval.__main__ import main
 from eval.common.machine import without_folders, write_json
-from eval.common.options import no_gpu, require_writable
+from eval.common.options import require_writable
 from eval.common.status import InputError
 from eval.report.provenance import MACHINE_CODE, RECORD_FORMAT
-from eval.report.readme import GPU
 from eval.verbs import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
 EVAL = ROOT / "eval"
-BENCH = f"eval/results/{GPU}/bench.json"
 PROMPTS = ROOT / "tests" / "data" / "eval_samples" / "prompts.jsonl"
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
 
@@ -44,16 +42,6 @@ def test_every_program_is_a_verb() -> None:
     }
     others = {"bench.cudnn_topk", "bench.vllm_merge", "campaigns.guard", "engines.vllm_engine"}
     assert {verb.module for verb in VERBS.values()} == programs - others
-
-
-def test_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
-    listed = capsys.readouterr().out
-    assert main(["--help"]) == 0 and capsys.readouterr().out == listed
-    assert max(map(len, listed.splitlines())) <= 100 and "2     wrong use" in listed
-    text = " ".join(listed.split())
-    for name, verb in VERBS.items():
-        assert f"  {name} " in listed and f"{verb.summary} (GPU: {verb.gpu})" in text
 
 
 def test_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,29 +127,6 @@ def test_trying_a_result_file_leaves_it_as_it_was(tmp_path: Path) -> None:
         require_writable(tmp_path)
 
 
-def test_default_result_files_lie_in_the_ignored_folder() -> None:
-    options = re.compile(r'Path\(\s*"([^"]+\.(?:json|png))"')
-    found = [name for file in EVAL.glob("*/*.py") for name in options.findall(file.read_text())]
-    assert len(found) > 3 and {name for name in found if not name.startswith("out/")} == set()
-
-
-def test_one_sentence_for_a_missing_gpu() -> None:
-    assert no_gpu() == "GPU: wanted a CUDA GPU, got none"
-    assert no_gpu("--device") == "--device: wanted a CUDA GPU, got none; --device cpu runs without"
-    said = [file for file in EVAL.rglob("*.py") if "wanted a CUDA" in file.read_text()]
-    assert [file.name for file in said] == ["options.py"]
-
-
-def test_modules_have_no_second_entry() -> None:
-    """Other files that run by themselves are started by a verb in a process of their own."""
-    files = [*EVAL.glob("*.py"), *EVAL.glob("*/*.py")]
-    entries = {file.name for file in files if re.search(r"^if __name__ == ", file.read_text(), re.M)}
-    started = {"guard.py", "probe_build.py", "vllm_engine.py"}
-    # These make libraries for `--baseline-dir`, in environments of their own.
-    compilers = {"cudnn_topk.py", "vllm_merge.py"}
-    assert entries == {"__main__.py", *started, *compilers}
-
-
 def test_a_missing_package_is_named(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('no typer', name='typer')\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -215,30 +180,6 @@ def test_every_ending_has_its_status(
     assert main(["readme"]) == status
     assert capsys.readouterr().err.endswith(said)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)) == before
-
-
-def test_a_second_signal_does_not_interrupt_the_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    cleaned = []
-
-    def act() -> None:
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGHUP)
-            cleaned.append(True)
-
-    monkeypatch.setattr("eval.report.readme.main", lambda: act())
-    assert main(["readme"]) == 143 and cleaned
-
-
-def test_nohup_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    monkeypatch.setattr("eval.report.readme.main", lambda: os.kill(os.getpid(), signal.SIGHUP))
-    try:
-        assert main(["readme"]) == 0
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_reader_that_has_gone_makes_no_traceback() -> None:

@@ -162,13 +162,6 @@ def test_every_change_of_a_package_shows(site: Path, change: object) -> None:
     assert build_identity("trtllm-eval") != before
 
 
-def test_compiled_caches_do_not_count(site: Path) -> None:
-    before = build_identity("trtllm-eval")
-    (site / "gvr_topk" / "__pycache__").mkdir()
-    (site / "gvr_topk" / "__pycache__" / "x.pyc").write_bytes(b"1")
-    assert build_identity("trtllm-eval") == before
-
-
 def test_the_gpu_and_the_environment_count(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _gpu(site, "NVIDIA H200, GPU-1, 570.1\\nNVIDIA H200, GPU-2, 570.1\\n")
     assert build_identity("trtllm-eval")["GPU"] == "NVIDIA H200, GPU-1, 570.1; NVIDIA H200, GPU-2, 570.1"
@@ -181,21 +174,6 @@ def test_the_gpu_and_the_environment_count(site: Path, monkeypatch: pytest.Monke
         "TRTLLM_GVR_TOPK_OPTIONS",
         "TRTLLM_ENABLE_PDL",
     }
-
-
-def test_what_cannot_be_found_out_is_said(site: Path) -> None:
-    tool = site.parent / "bin" / "trtllm-eval"
-    tool.write_bytes(b"\x7fELF")
-    assert set(list(build_identity("trtllm-eval").values())[:4]) == {"unknown"}
-    tool.write_text("#!/usr/bin/env -S python3-not-there -u\n")
-    assert build_identity("trtllm-eval")["gvr_topk"] == "unknown"
-    assert build_identity("no-such-tool")["tensorrt_llm"] == "unknown"
-    tool.write_text(f"#!/usr/bin/env {sys.executable}\n")
-    assert build_identity("trtllm-eval")["tensorrt_llm"] == "1.2.1"
-    shutil.rmtree(site / "tensorrt_llm-1.2.1.dist-info")
-    shutil.rmtree(site / "gvr_topk")
-    got = build_identity("trtllm-eval")
-    assert (got["tensorrt_llm"], got["tensorrt_llm files"]) == ("absent", "absent")
 
 
 def test_a_python_is_asked_itself_and_the_engine_is_named(site: Path) -> None:

@@ -40,24 +40,6 @@ def test_the_device_is_waited_for_between_few_calls(count: int) -> None:
     assert max(map(len, runs)) <= host_time.CALLS_PER_WAIT and len(runs) == -(-count // 200)
 
 
-def test_ways_take_turns_and_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    times = iter([9.0, 9.0, 1.0, 10.0, 7.0, 30.0, 2.0, 20.0])  # the first two are warm-up
-
-    def microseconds(call: host_time.Call, calls: int, wait: object) -> float:
-        call()
-        return next(times)
-
-    monkeypatch.setattr(host_time, "microseconds", microseconds)
-    calls = {name: (lambda name=name: order.append(name)) for name in ("a", "b")}
-    results = host_time.measure(calls, lambda: None, 5, turns=3)
-    assert order == ["a", "b"] * 4
-    assert results == [
-        {"call": "a", "us": 2.0, "turns_us": [1.0, 7.0, 2.0]},
-        {"call": "b", "us": 20.0, "turns_us": [10.0, 30.0, 20.0]},
-    ]
-
-
 def test_command_writes_figures_and_where_they_come_from(tmp_path: Path) -> None:
     out = tmp_path / "host.json"
     options = ("--length", "64", "--calls", "3", "--out", str(out), "--commit", "abc")

@@ -55,19 +55,12 @@ def test_pair_that_differs_in_something_else(tmp_path: Path, old: str, new: str,
     ("off", "on", "key"),
     [
         ("", "future: {}", "future"),
-        ("", "future: null", "future"),
         ("future: {}", "future: null", "future"),
-        ("future: {a: {}}", "future: {}", "future"),
         ("future: 1", "future: true", "future"),
-        ("future: 1", "future: 1.0", "future"),
-        ("future: '1'", "future: 1", "future"),
         ("future: [1, 2]", "future: [1, true]", "future.1"),
-        ("future: [1, 2]", "future: [1]", "future.1"),
-        ("future: []", "future: {}", "future"),
         ("future: {a: 1}", "future: {1: 1}", "future.1"),
         ("future: {a.b: 1}", "future: {a: {b: 1}}", "future.a.b"),
         ("", "stream_interval: 1", "stream_interval"),
-        ("", "cuda_graph_config: null", "cuda_graph_config"),
         ("", "gvr_topk: {hint_offset: 0}", "gvr_topk"),
     ],
 )
@@ -76,11 +69,6 @@ def test_pair_that_looks_alike_and_is_not(tmp_path: Path, off: str, on: str, key
     for first, second in ((off, on), (on, off)):
         with pytest.raises(InputError, match=rf"got .*{key}.* differing too"):
             check_pair(*_pair(tmp_path, text % "false" + first, text % "true" + second))
-
-
-def test_pair_with_the_same_odd_values_is_fair(tmp_path: Path) -> None:
-    text = "sparse_attention_config: {algorithm: dsa%s}\nfuture: {a: .nan, b: [1, {}], c: null}\n"
-    check_pair(*_pair(tmp_path, text % "", text % ", enable_heuristic_topk: true"))
 
 
 def test_broken_file_is_named(tmp_path: Path) -> None:
@@ -95,12 +83,6 @@ def test_prompt_forms() -> None:
     assert read_prompt(path, 2) == Prompt(
         "messages", [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count to ten."}]
     )
-
-
-def test_empty_system_message_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"system": "", "user": "Hi"}\n')
-    assert read_prompt(path, 0) == Prompt("messages", [{"role": "user", "content": "Hi"}])
 
 
 def test_unusable_prompts(tmp_path: Path) -> None:

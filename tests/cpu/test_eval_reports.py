@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,6 @@ SAMPLES = Path(__file__).resolve().parent.parent / "data" / "eval_samples"
 
 def _text(name: str) -> str:
     return (SAMPLES / name).read_text(encoding="utf-8")
-
-
-def test_every_sample_says_that_it_is_one() -> None:
-    names = [path for path in SAMPLES.iterdir() if path.suffix in (".log", ".json")]
-    assert len(names) >= 7
-    for path in names:
-        assert "Written by hand for the tests" in path.read_text(encoding="utf-8"), path.name
 
 
 SCORES = {"mmlu": 44.44, "gsm8k": 65.0, "gpqa_diamond": 55.55, "longbench_v1": 20.0}
@@ -92,24 +85,23 @@ def test_impossible_figures_of_a_servers_client_are_refused(tmp_path: Path, name
                 read_serve_report(path)
 
 
-PLACES: dict[str, Callable[[Any, Any], None]] = {
-    "streaming_metrics.avg_tpot_ms": lambda data, value: data["streaming_metrics"].update(avg_tpot_ms=value),
-    "streaming_metrics.avg_ttft_ms": lambda data, value: data["streaming_metrics"].update(avg_ttft_ms=value),
-    "streaming_metrics": lambda data, value: data.update(streaming_metrics=value),
-    "request_info.num_requests": lambda data, value: data["request_info"].update(num_requests=value),
-    "request_info": lambda data, value: data.update(request_info=value),
-    "decoding_stats.draft_acceptance_rate_percentiles.average": lambda data, value: data["decoding_stats"][
-        "draft_acceptance_rate_percentiles"
-    ].update(average=value),
-}
-
-
 @pytest.mark.parametrize("value", [True, "22.1", float("nan"), float("inf"), -3, [], 10**400], ids=str)
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "streaming_metrics.avg_tpot_ms",
+        "streaming_metrics.avg_ttft_ms",
+        "streaming_metrics",
+        "request_info.num_requests",
+        "request_info",
+        "decoding_stats.draft_acceptance_rate_percentiles.average",
+    ],
+)
 def test_impossible_figures_are_refused(tmp_path: Path, name: str, value: Any) -> None:
     path = tmp_path / "report.json"
     data = json.loads(_text("trtllm_bench_mtp1.json"))
-    PLACES[name](data, value)
+    *way, last = name.split(".")
+    functools.reduce(dict.__getitem__, way, data)[last] = value
     path.write_text(json.dumps(data))
     with pytest.raises(ReportError, match=rf"report\.json: {name}"):
         read_bench_report(path)

@@ -82,19 +82,6 @@ def test_the_command_line_is_no_evidence(tmp_path: Path) -> None:
     assert len(_execute(tmp_path, _run(tmp_path, 2, command=("/bin/true", f"x\n{HOOK_LINE}"))).failures) == 1
 
 
-def test_files_are_written_and_an_older_report_is_removed(tmp_path: Path) -> None:
-    report, prompt = tmp_path / "deep" / "report.json", tmp_path / "in" / "prompt"
-    report.parent.mkdir()
-    report.write_text("old")
-    run = _run(
-        tmp_path,
-        report=report,
-        files={prompt: "é"},
-        measure=lambda _: {"old": float(report.exists()), "length": float(len(prompt.read_text()))},
-    )
-    assert _execute(tmp_path, run).records[0].figures == {"old": 0.0, "length": 1.0}
-
-
 def test_plan_as_a_shell_script(tmp_path: Path) -> None:
     server = Server(("serve", "a b"), "http://127.0.0.1:1/health", tmp_path / "s.log")
     run = _run(tmp_path, server=server)

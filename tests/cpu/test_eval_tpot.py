@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 from pathlib import Path
 
@@ -21,10 +20,9 @@ from eval_fakes import (
 )
 
 from eval.campaigns.configs import combined_configs
-from eval.campaigns.prompts import Prompt
 from eval.campaigns.runs import Comparison, Outcome
 from eval.campaigns.tpot_ab import Settings
-from eval.campaigns.tpot_report import PAPER, paper_reduction, reduction, tpot_table
+from eval.campaigns.tpot_report import reduction
 from eval.campaigns.verdicts import Order, bounds, looks_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,37 +103,6 @@ def test_default_files_are_those_of_the_gpu_found(
     assert Settings("m", [], via="serve").config(3, "off").name == "serve_tep8_mtp3_off.yaml"
     mine = Settings("m", [], via="bench", configs="mine_{mtp}_{variant}.yaml")
     assert mine.config(0, "off") == Path("mine_0_off.yaml")
-
-
-def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> None:
-    result = bench.run("--mtp", "1", "--repetitions", "1", "--model-path", "/ckpt", "--dry-run")
-    assert result.exit_code == 0, result.output
-    place = bench.out / "mtp1_64K"
-    dataset = _commands(result.output)[0][_commands(result.output)[0].index("--dataset") + 1]
-    assert re.fullmatch(rf"{bench.out}/prompts/64K_[0-9a-f]{{12}}\.jsonl", dataset)
-    assert _commands(result.output) == [
-        [
-            "trtllm-bench", "--model", "org/m", "--model_path", "/ckpt", "throughput", "--backend", "pytorch",
-            "--tp", "8", "--ep", "8", "--dataset", dataset, "--num_requests", "5", "--warmup", "2",
-            "--concurrency", "1", "--max_batch_size", "1", "--max_num_tokens", "8192",
-            "--max_seq_len", "2048", "--streaming",
-            "--config", str(combined_configs() / f"bench_h200_tep8_mtp1_{side}.yaml"),
-            "--report_json", str(place / f"{side}_1.json"),
-        ]
-        for side in ("off", "on")
-    ]  # fmt: skip
-    assert not bench.out.exists()
-    assert bench.calls == []
-
-
-@pytest.mark.parametrize(("given", "path"), [(None, "model"), ("/ckpt", "/ckpt")])
-def test_a_folder_as_the_model_is_its_checkpoint(tmp_path: Path, given: str | None, path: str) -> None:
-    """trtllm-bench would look for it on the hub."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    settings = Settings(str(folder), [], via="bench", model_path=given)
-    command = settings.start(Prompt("prompt", ""), Path("p"), 0, "off", Path("r"))
-    assert command[1:5] == ["--model", str(folder), "--model_path", str(tmp_path / path)]
 
 
 def test_bench_from_start_to_end(bench: Bench) -> None:
@@ -260,14 +227,6 @@ def test_serve_failure_shows_the_servers_log_too(bench: Bench) -> None:
     assert "last lines of the server's log" in result.output and "| illegal memory access" in result.output
 
 
-def test_missing_program_is_named_before_the_first_run(bench: Bench) -> None:
-    for options in (("--program", "no-such-program serve"), ("--launcher", "no-such-program -n 2")):
-        result = bench.run("--mtp", "0", "--repetitions", "1", *options)
-        assert result.exit_code == 2
-        assert "--program: wanted a program on PATH, got 'no-such-program'" in " ".join(result.output.split())
-        assert not (bench.out / "results.json").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -292,13 +251,6 @@ def test_wrong_use(bench: Bench, options: tuple[str, ...], message: str) -> None
     assert bench.calls == []
 
 
-def test_mtp_setting_of_the_file_is_checked(bench: Bench) -> None:
-    pattern = str(combined_configs() / "bench_h200_tep8_mtp3_{variant}.yaml")
-    result = bench.run("--mtp", "1", "--configs", pattern)
-    assert result.exit_code == 2
-    assert "wanted MTP 1, got 3" in result.output
-
-
 def _compare(
     off: list[float], on: list[float], family: int = 1, order: Order = "abba", prompt: str = "64K"
 ) -> Comparison:
@@ -315,16 +267,6 @@ def _compare(
     return Outcome(len(records), records).compare([case], "tpot_ms", order, family, math.log)[0]
 
 
-def test_table_with_missing_runs() -> None:
-    first, second = tpot_table(
-        [_compare([10.0, 10.5], [9.0]), _compare([5.0], [], prompt="7K")]
-    ).splitlines()[2:]
-    cells = [cell.strip() for cell in first.split("|")]
-    assert cells[3:7] == ["1", "10.0000", "9.0000", "10.00 %"] and cells[8] == "5.47 %"
-    # Without a whole repetition there are no means, and the paper has no such case.
-    assert [cell.strip() for cell in second.split("|")[3:9]] == ["0", "-", "-", "-", "open", "-"]
-
-
 OFF = [10.0, 10.1, 10.05, 9.95, 10.0, 10.1]
 
 
@@ -336,16 +278,3 @@ def test_reduction_and_interval_are_of_the_logarithms() -> None:
     assert got == pytest.approx([1 - math.exp(end) for end in (float(looks[0].difference), high, low)])
     scaled = reduction(_compare([7 * x for x in OFF], [7 * x for x in on], 3))
     assert scaled == pytest.approx(got)
-
-
-def test_reductions_of_the_paper() -> None:
-    got = {case: paper_reduction({"MTP": case[0], "prompt": case[1]}) for case in PAPER}
-    percent = {case: round(100 * its, 2) for case, its in got.items() if its is not None}
-    assert percent == {
-        (0, "64K"): 5.47,
-        (0, "100K"): 7.52,
-        (1, "64K"): 4.36,
-        (1, "100K"): 6.30,
-        (3, "64K"): 2.40,
-        (3, "100K"): 3.45,
-    }

@@ -113,22 +113,3 @@ def test_times(patches: Transaction) -> None:
     told = times.take()
     assert told["rows"] == len(trial.KINDS[trial.MIXED]) and told["calls"] == 9 and told["host_us"] > 0
     assert told["gpu_us"] is None and told["flashinfer"] is False and times.take() == {"calls": 0}
-
-
-def test_common_tokens() -> None:
-    told = trial.common_tokens([[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 7, 6]])
-    assert told == {"requests": 2, "requests_alike": 1, "tokens": 6, "tokens_before_a_difference": 4}
-
-
-def test_settings() -> None:
-    first, second = (trial.settings_of(trial.MIXED, 8, number, drafts=False) for number in (0, 1))
-    for at, setting in enumerate(trial.KINDS[trial.MIXED][:8]):
-        assert first[at] == setting | ({"seed": setting["seed"] + 100 * at} if "seed" in setting else {})
-    assert first[8:] + second[:1] == trial.KINDS[trial.MIXED][8:]
-    assert not any("min_p" in setting for setting in trial.settings_of(trial.MIXED, 30, 0, drafts=True))
-
-
-def test_what_is_run() -> None:
-    assert all(trial.shows(kind, 1, compares=True) == (trial.MIXED in kind) for kind in trial.KINDS)
-    timed = [[kind for kind in trial.KINDS if trial.shows(kind, batch, compares=False)] for batch in (8, 9)]
-    assert [len(kinds) for kinds in timed] == [2, 4] and trial.GRAMMAR not in timed[1]

@@ -27,26 +27,17 @@ from eval.engines.vllm_compare import Comparison
 from eval.engines.vllm_engine import (
     CASES,
     COMPARE,
-    FULL,
     INVARIANCE,
     OURS,
     PARTS,
-    PREEMPTION,
     STOCK,
     Specification,
 )
 from eval.engines.vllm_model import (
     GLM5,
     GLM52,
-    SHAPES,
-    TOPK,
     V4,
-    V4_RATIOS,
-    V4_TOPK,
     V32,
-    fill_weights,
-    model_config,
-    write_model,
 )
 from eval.engines.vllm_worker import Observed, merge_workers
 from gvr_topk.integrations import vllm as integration
@@ -87,16 +78,12 @@ def options(**changes) -> SimpleNamespace:
 class FakeEngine:
     """Answers as vLLM's engine does, and runs the indexer layers of the fake for what decodes and starts.
 
-    With few cache blocks it takes a running request's place away in every seventh step. Without prefix
-    caching every step has the same scores in the same rows.
+    Without prefix caching every step has the same scores in the same rows.
     """
 
     def __init__(self, given: dict) -> None:
         self.runner = Runner(seqs=given["max_num_seqs"])
-        self.blocks = given.get("num_gpu_blocks_override")
         self.same_scores = not given.get("enable_prefix_caching", True)
-        self.scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler()
-        self.steps = 0
         self.workers = [Observed() for _ in range(given.get("tensor_parallel_size", 1) - 1)]
         for worker in self.workers:  # all of them in this process, where each sees all calls
             assert given["worker_extension_cls"] == f"{Observed.__module__}.{Observed.__qualname__}"
@@ -117,9 +104,6 @@ class FakeEngine:
         return bool(self.waiting or self.live)
 
     def step(self) -> list:
-        self.steps += 1
-        if self.blocks and self.steps % 7 == 0 and len(self.live) > 1:
-            self.preempt(self.live.pop())
         starting: list = []
         while self.waiting and self.runner.free:
             name, length, done, tokens = self.waiting.pop(0)
@@ -137,12 +121,6 @@ class FakeEngine:
             self.live.remove(item)
             self.runner.finish(item[0])
         return outputs
-
-    def preempt(self, item) -> None:
-        request, done, tokens = item
-        self.scheduler._preempt_request(SimpleNamespace(num_preemptions=0), 0.0)
-        self.runner.finish(request)
-        self.waiting.insert(0, (request.name, request.length, done, tokens))
 
 
 @pytest.fixture
@@ -172,125 +150,18 @@ def test_missing_package_is_one_line(capsys):
     assert "wanted the package vllm 0.33, got none: pip install 'gvr-topk[vllm]'" in said.err
 
 
-def test_v4_needs_packages_of_its_own(capsys):
-    assert main(["vllm-trial", "--model-shapes", V4]) == 2
-    line = "got no tilelang, nvidia-cutlass-dsl, quack-kernels"
-    assert f"wanted what vLLM's DeepSeek-V4 imports, {line}" in capsys.readouterr().err
-    assert {len(vllm_trial.missing(shapes)) for shapes in (V32, GLM5, GLM52)} == {
-        len(vllm_trial.missing(V4)) - 1
-    }
-
-
-@pytest.mark.parametrize(
-    "option", [["--model-shapes", "v5"], ["--modes", "fast"], ["--batches", "0"], ["--lengths", "8k"]]
-)
-def test_wrong_options(option, capsys):
-    assert main(["vllm-trial", *option]) == 2
-    assert "wanted" in capsys.readouterr().err
-
-
 def test_plan():
     plan = vllm_trial.plan(options())
-    assert len({spec.name for spec in plan}) == len(plan) == 12 + 4 + 8 + 12
-    assert {spec.batches[-1] for spec in plan} == {96} and plan[0].mode == STOCK
     parts = {part: [spec for spec in plan if spec.part == part] for part in PARTS}
-    assert [len(specs) for specs in parts.values()] == [12, 4, 8, 12]
-    assert {spec.mode for spec in parts[PREEMPTION]} == {COMPARE}
+    assert [len(specs) for specs in parts.values()] == [12, 8, 12] and plan[0].mode == STOCK
     assert {(spec.chunk, spec.drafts) for spec in parts[INVARIANCE]} == {(8192, 0), (2048, 0)}
-    assert not any(spec.chunk != 8192 for spec in parts[CASES] + parts[PREEMPTION])
-    one = options(parts="invariance", modes="compare")
-    assert vllm_trial.plan(one) == []
+    assert vllm_trial.plan(options(parts="invariance", modes="compare")) == []
     models = {(spec.model, spec.drafts) for spec in parts[CASES]}
     assert models == {("w/cases_v32_drafts0", 0), ("w/cases_v32_drafts1", 1)}
-
-
-def test_engine_arguments():
-    eager = vllm_engine.engine_arguments(specification())
-    assert eager["enforce_eager"] and eager["max_num_seqs"] == 3 and "speculative_config" not in eager
-    graphs = vllm_engine.engine_arguments(specification(graphs=FULL, drafts=1, batches=[8, 1]))
-    assert not graphs["enforce_eager"]
-    assert graphs["compilation_config"]["cudagraph_capture_sizes"] == [2, 16]
-    assert graphs["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 1}
-    small = vllm_engine.engine_arguments(specification(part=PREEMPTION, graphs=FULL))
-    assert small["max_num_seqs"] == 16 and small["compilation_config"]["cudagraph_capture_sizes"][-1] == 16
-    tokens = vllm_engine.PREEMPTION_BLOCKS * vllm_engine.BLOCK
-    assert small["num_gpu_blocks_override"] == 360 and small["max_model_len"] < tokens < 16 * 2200
-    varied = vllm_engine.engine_arguments(specification(STOCK, part=INVARIANCE, chunk=2048))
-    assert varied["max_num_batched_tokens"] == 2048 and varied["enable_prefix_caching"] is False
-    assert varied["max_num_seqs"] == 32
-
-
-@pytest.mark.parametrize("shapes", [GLM5, GLM52, V4])
-def test_plan_of_other_shapes(shapes):
-    """Each has checkpoints and result names of its own; the parts with few blocks are for one cache group."""
-    plan = vllm_trial.plan(options(model_shapes=shapes))
-    names = {spec.name for spec in plan}
-    assert len(names) == len(plan) == (12 + 8 if shapes == V4 else 12 + 4 + 8)
-    assert names.isdisjoint(spec.name for spec in vllm_trial.plan(options()))
-    assert all(shapes in spec.name for spec in plan) and {spec.shapes for spec in plan} == {shapes}
-    assert len({spec.model for spec in plan}) == 5 - (shapes == V4) * 2
-    assert ({spec.part for spec in plan} == {CASES, INVARIANCE}) == (shapes == V4)
-    said = vllm_trial._identity(plan[0])
-    assert said["shapes"] == shapes
-    engine = vllm_engine.engine_arguments(replace(plan[0], model="m"))
-    assert engine == vllm_engine.engine_arguments(replace(plan[0], model="m", shapes=V32))
-
-
-@pytest.mark.parametrize("shapes", list(SHAPES))
-def test_model(shapes, tmp_path):
-    config = model_config(4, 1, shapes)
-    assert config["index_topk"] == (V4_TOPK if shapes == V4 else TOPK)
-    assert config["num_nextn_predict_layers"] == 1
-    write_model(tmp_path / "model", 4, shapes=shapes)
-    assert json.loads((tmp_path / "model" / "config.json").read_text()) == model_config(4, 0, shapes)
-    assert [path.name for path in (tmp_path / "model").iterdir()] == ["config.json"]
-
-
-def test_shapes_of_v4():
-    """Sparse layers alone select; their keys stand for four tokens each."""
-    config = model_config(8, 0, V4)
-    kinds = [V4_RATIOS.get(kind, 1) for kind in config["layer_types"]]
-    assert kinds == [1, 4, 128, 4] * 2 and len(config["mlp_layer_types"]) == 8
-    # Rows of the invariance part are longer than k, although four tokens have one score.
-    assert vllm_engine.INVARIANCE_LENGTH // V4_RATIOS["compressed_sparse_attention"] > config["index_topk"]
-
-
-def test_weights():
-    """The same each time; matrices differ and keep the scale of their inputs, and norms are neutral."""
-
-    class VocabParallelEmbedding(torch.nn.Embedding):
-        pass
-
-    class ParallelLMHead(VocabParallelEmbedding):
-        pass
-
-    def filled():
-        parts = {"embed": VocabParallelEmbedding(300, 16), "norm": torch.nn.LayerNorm(8)}
-        parts["head"] = ParallelLMHead(300, 16)
-        model = torch.nn.ModuleDict(parts | {f"proj{at}": torch.nn.Linear(100, 50) for at in (0, 1)})
-        model.experts = torch.nn.Parameter(torch.zeros(4, 30, 25, dtype=torch.bfloat16))
-        model.table = torch.nn.Parameter(torch.full((3,), 7), requires_grad=False)
-        fill = fill_weights(itertools.count())
-        for module in model.modules():
-            fill(module)
-        return dict(model.named_parameters())
-
-    first, again = filled(), filled()
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["proj0.weight"], first["proj1.weight"])
-    spread = {
-        name: float(values.detach().float().std()) for name, values in first.items() if values.dim() > 1
-    }
-    wanted = {
-        "embed.weight": 1.0,
-        "head.weight": 0.75,
-        "proj0.weight": 0.1,
-        "proj1.weight": 0.1,
-        "experts": 0.2,
-    }
-    assert spread == pytest.approx(wanted, rel=0.1)
-    assert (first["norm.weight"] == 1).all() and not first["norm.bias"].any()
-    assert first["table"].tolist() == [7, 7, 7]
+    others = [vllm_trial.plan(options(model_shapes=shapes)) for shapes in (GLM5, GLM52, V4)]
+    assert [len(each) for each in others] == [12 + 8] * 3
+    every = [spec.name for specs in (plan, *others) for spec in specs]
+    assert len(set(every)) == len(every)  # results and checkpoints of their own
 
 
 def test_compare_counts_every_row_inside_the_engine(vllm, monkeypatch):
@@ -306,7 +177,7 @@ def test_compare_counts_every_row_inside_the_engine(vllm, monkeypatch):
     ]
     assert compared["prefill_rows"] == compared["prefill_rows_seen"] == 2 * 9 * (1 + 3 + 12)
     assert compared["prefill_rows_longer_than_k"] > 0 and compared["prefill_rows_that_differ"] == 0
-    assert result["failures"] == [] and result["preemptions"] is None
+    assert result["failures"] == []
     assert [(case["length"], case["batch"], case["tokens"], case["cached"]) for case in result["cases"]] == [
         (300, 1, 6, 64),
         (300, 3, 18, 192),
@@ -355,10 +226,7 @@ def test_on_several_gpus_every_worker_compares(vllm, monkeypatch, tmp_path):
     finally:
         for worker in reversed(vllm.engines[-1].workers):
             worker.gvr_topk_patches.rollback()
-    assert {(one.mode, one.part) for one in vllm_trial.plan(options(tensor_parallel=2))} == {
-        (COMPARE, CASES),
-        (COMPARE, PREEMPTION),
-    }
+    assert {(one.mode, one.part) for one in vllm_trial.plan(options(tensor_parallel=2))} == {(COMPARE, CASES)}
     seen = []
     monkeypatch.setattr(
         vllm_trial, "run_command", lambda *given, **more: seen.append(dict(vllm_trial.os.environ))
@@ -408,20 +276,6 @@ def test_compare_sees_what_is_wrong(vllm, monkeypatch):
     assert result["compared"]["rows_that_differ"] == result["compared"]["rows"] > 0
     assert result["compared"]["prefill_rows_that_differ"] == result["compared"]["prefill_rows"] > 0
     assert vllm_trial.verdict([result | {"problem": "ours was not on"}]) == 1
-
-
-def test_compare_with_one_length_for_several_rows():
-    comparison = Comparison("cpu")
-    logits = torch.randn(4, 64)
-    lengths = torch.tensor([40, 1], dtype=torch.int32)
-    chosen = torch.full((4, 8), -1, dtype=torch.int32)
-    wrapped = comparison.wrap(lambda *arguments: None)
-    wrapped(None, logits, lengths, 2, chosen, 8, 64)
-    counted = comparison.as_dict()
-    # The second request's first row has no keys, and -1 is right for it.
-    assert (counted["rows"], counted["rows_longer_than_k"], counted["rows_that_differ"]) == (3, 2, 3)
-    comparison.reset()
-    assert not any(comparison.as_dict().values())
 
 
 def test_compare_some_rows_of_a_prefill_call(monkeypatch):
@@ -525,36 +379,6 @@ def test_times_of_scores_and_top_k(monkeypatch):
 def short(monkeypatch):
     monkeypatch.setattr(vllm_engine, "INVARIANCE_BATCHES", (1, 1, 2, 4))
     monkeypatch.setattr(vllm_engine, "INVARIANCE_STEPS", 3)
-    monkeypatch.setattr(vllm_engine, "PREEMPTION_REQUESTS", 8)
-    monkeypatch.setattr(vllm_engine, "PREEMPTION_SLOTS", 3)
-
-
-def test_preemption(vllm, short):
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    original = Scheduler._preempt_request
-    result = vllm_engine.run(specification(part=PREEMPTION, batches=[1]))
-    assert result["preemptions"] > 3 and result["cases"] == [] and result["failures"] == []
-    assert result["churn"]["requests"] == 8 and result["churn"]["cache_blocks"] == 360
-    compared = result["compared"]
-    assert compared["rows_that_differ"] == compared["prefill_rows_that_differ"] == 0
-    assert compared["prefill_rows_seen"] == 2 * 9 * (8 + result["preemptions"])
-    assert vllm_trial.problem(specification(part=PREEMPTION), result, active=True) is None
-    assert Scheduler._preempt_request is original
-
-
-def test_sampled_answers_after_preemptions(vllm, short):
-    spec = specification(OURS, part=PREEMPTION, batches=[1], sampled=True)
-    result = vllm_engine.run(spec)
-    assert result["preemptions"] > 3 and result["failures"] == []
-    assert result["invariance"]["answers"]["requests"] == 4
-    assert vllm_trial.problem(spec, result, active=True) is None
-    drawn = vllm.engines[-1].drawn
-    assert len(drawn) == 8 and {(request.seed, request.top_p) for request in drawn} == {(7, 0.95)}
-    modes = [one.mode for one in vllm_trial.plan(options(parts="preemption", drafts="0", graphs="full"))]
-    assert modes == [COMPARE]
-    sampled = options(parts="preemption", drafts="0", graphs="full", sampled=True)
-    assert [(one.mode, one.samples) for one in vllm_trial.plan(sampled)] == [(STOCK, True), (OURS, True)]
 
 
 def test_invariance(vllm, short):
@@ -573,6 +397,8 @@ def test_invariance(vllm, short):
     assert vllm_trial.verdict([result | {"problem": None}]) == 1
     for other in ({"split_k": True}, {"mode": STOCK}):  # of which nothing is promised
         assert vllm_trial.verdict([result | other | {"problem": None}]) == 0
+    vllm_engine.run(replace(spec, sampled=True))
+    assert {(request.seed, request.top_p) for request in vllm.engines[-1].drawn} == {(7, 0.95)}
 
 
 def test_a_case_that_fails_is_a_failure(vllm, monkeypatch):
@@ -600,14 +426,14 @@ def test_engines_that_fail_or_are_left_out(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(vllm_trial.importlib.metadata, "version", lambda name: "0.33.0")
     monkeypatch.setattr(vllm_trial, "write_model", fail)
     command = ["vllm-trial", "--out", str(tmp_path / "t.json"), "--work", str(tmp_path), "--graphs", "full"]
-    command += ["--parts", "preemption", "--drafts", "0"]
+    command += ["--parts", "invariance", "--drafts", "0", "--modes", "ours", "--chunks", "8192"]
     assert main(command) == 3
     (engine,) = json.loads((tmp_path / "t.json").read_text())["engines"]
-    assert engine["problem"] == "compare_full_drafts0_preemption: OSError: no room"
+    assert engine["problem"] == "ours_full_drafts0_invariance_chunk8192: OSError: no room"
     assert main([*command, "--budget", "30"]) == 3
     (engine,) = json.loads((tmp_path / "t.json").read_text())["engines"]
-    assert "left out" in engine["problem"] and engine["part"] == PREEMPTION
-    assert main([*command, "--modes", "stock"]) == 2
+    assert "left out" in engine["problem"] and engine["part"] == INVARIANCE
+    assert main([*command, "--modes", "compare"]) == 2
     assert "wanted modes in which a part shows something" in capsys.readouterr().err
 
 
@@ -643,15 +469,14 @@ def test_slices(vllm, monkeypatch):
 def test_what_shows_nothing():
     prefill = [{"path": "gvr_topk", "reason": "prefill", "count": 1}]
     compared = {"rows_longer_than_k": 1, "prefill_rows_longer_than_k": 1}
-    good = {"calls": prefill, "failures": [], "compared": compared, "preemptions": 3}
-    spec = specification(part=PREEMPTION)
+    good = {"calls": prefill, "failures": [], "compared": compared}
+    spec = specification()
     assert vllm_trial.problem(spec, good, active=True) is None
     for change, said in (
         ({"failures": ["1 x 8: OSError: odd"]}, "1 x 8: OSError: odd"),
         ({"calls": []}, "no prefill call"),
         ({"compared": compared | {"rows_longer_than_k": 0}}, "no compared decode row was longer than k"),
         ({"compared": compared | {"prefill_rows_longer_than_k": 0}}, "no compared prefill row"),
-        ({"preemptions": 0}, "no request was preempted"),
     ):
         assert said in str(vllm_trial.problem(spec, good | change, active=True))
 

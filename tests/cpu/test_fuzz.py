@@ -18,7 +18,7 @@ from eval.fuzz import cases as drawn
 from eval.fuzz.contents import CONTENTS
 from gvr_topk import cpu
 from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments
-from gvr_topk.constants import FLAG_CLAMP_PAGES, FLAG_DROP_MASKED, ONE_LAUNCH_BLOCKS_WIDTH, HintReason
+from gvr_topk.constants import FLAG_CLAMP_PAGES, FLAG_DROP_MASKED, HintReason
 
 OP_CASES = {
     "decode": drawn.decode_cases,
@@ -91,43 +91,6 @@ def test_cases_reach_every_kind(op: str, reached: dict[str, set[Any]]) -> None:
     assert any(case.rows > 64 for case in LARGE[op])
     assert any(case.width > (1 << 17 if op == "sampling" else 1 << 20) for case in LARGE[op])
     assert all(case.rows * case.width <= 1 << 22 for case in LARGE[op])
-
-
-def test_arguments_are_combined() -> None:
-    every = set(itertools.product((False, True), repeat=3))
-    cases = LARGE["decode"]
-    assert all(case.k in drawn.TUNED_K for case in cases if case.path == "paper_gvr")
-    assert all(case.ctas_per_row <= case.max_ctas for case in cases if case.max_ctas)
-    assert any(case.state and not case.hints and case.slots != "own" for case in cases)
-    assert any(case.next_state and not case.state for case in cases)
-    assert any(case.next_state and case.hints and case.slots == "any" for case in cases)
-    assert any(case.by_row and case.next_n == 3 for case in cases)
-    assert {(case.cache_slots, case.holes, case.clamp_pages) for case in cases if case.page_size} == every
-    assert not any(case.cache_slots or case.clamp_pages for case in cases if not case.page_size)
-    for argument in ("next_state", "drop_masked", "clamp_pages"):
-        assert 0.05 < sum(getattr(case, argument) for case in cases) / len(cases) < 0.5, argument
-    cases = LARGE["prefill"]
-    assert any(case.rows > 600 for case in cases)
-    tables = {(bool(case.table_requests), case.offsets, bool(case.page_size)) for case in cases}
-    assert tables == every - {(True, False, False)}
-    assert all(case.cache_slots for case in cases if case.offsets and case.page_size)
-    cases = LARGE["blocks"]
-    assert {(512, 2048)} <= {(case.k, case.block_k) for case in cases}
-    assert sum(case.width > ONE_LAUNCH_BLOCKS_WIDTH for case in cases) > len(cases) / 20
-    assert {0, 1, 2048} <= {case.given_blocks for case in cases}
-    wide = [case for case in cases if case.width > ONE_LAUNCH_BLOCKS_WIDTH]
-    for some in (cases, wide):
-        combined = {(case.drop_masked, bool(case.starts), case.k == 0) for case in some}
-        assert combined >= {each for each in every if sum(each) < 2}, combined
-    assert any(case.given_k > 8 * case.given_blocks > 0 for case in cases)
-    assert any(case.by_row and case.next_n == 3 and case.compress_ratio > 1 for case in cases)
-
-
-def test_on_a_gpu_numpy_checks_a_share_of_the_cases() -> None:
-    cases = [case for op in drawn.OPS for case in LARGE[op]]
-    share = sum(calls.checks_by_sort(case, "cuda") for case in cases) / len(cases)
-    assert 0.01 < share < 0.1
-    assert all(calls.checks_by_sort(case, "cpu") for case in cases)
 
 
 @pytest.mark.parametrize("op", drawn.OPS)
@@ -348,32 +311,3 @@ def test_the_command_prints_the_case_that_fails(monkeypatch: pytest.MonkeyPatch,
     assert f"again: python -m eval fuzz --device cpu --case '{text}'" in ended.output
     assert json.loads(out.read_text())["failure"]["case"] == json.loads(text)
     assert invoke("--seconds", "9", "--seed", "4").exit_code == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "ops"),
-    [
-        (["--ops", "prefill"], {"prefill"}),
-        (["--ops", "blocks"], {"blocks"}),
-        (["--paths", "no_hint"], {"decode"}),  # no other op has this path
-    ],
-)
-def test_ops_are_chosen(options: list[str], ops: set[str], tmp_path: Path) -> None:
-    out = tmp_path / "fuzz.json"
-    assert invoke("--seconds", "0.1", "--out", str(out), *options).exit_code == 0
-    parts = json.loads(out.read_text())["drawn"]
-    assert {op for op, part in parts.items() if part["cases"]} == ops
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ["--ops", "scan"],
-        ["--case", '{"op": "decode"}'],
-        ["--case", "7"],
-        ["--ops", "blocks", "--paths", "no_hint"],
-    ],
-)
-def test_wrong_options_are_refused(wrong: list[str]) -> None:
-    ended = invoke(*wrong)
-    assert ended.exit_code == 2 and wrong[0] in ended.output

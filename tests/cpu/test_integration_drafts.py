@@ -285,18 +285,6 @@ def test_an_error_while_noting_is_said_and_harmless(telling, monkeypatch):
     assert integration.counters().calls == {("gvr_topk", "hint"): 2}
 
 
-def test_a_step_that_is_not_told_takes_the_last_row(telling, monkeypatch):
-    dsa = hooked(monkeypatch)
-    engine = Engine(dsa, mtp=True, takes_back=False)  # what the last step was told is still there
-    (request,) = started(engine, 1)
-    for _ in range(2):
-        engine.step([], [request], next_n=3, accepted=[1])
-    engine.step([], [request], next_n=3)
-    engine.metadata.prepare()
-    alone = one_by_one(dsa, request, request.done + 3)
-    torch.testing.assert_close(words_of(engine, request), alone[request.done + 3])
-
-
 def test_a_step_that_never_runs_or_has_other_rows_brings_nothing_back(telling, monkeypatch):
     engine = Engine(hooked(monkeypatch), mtp=True)
     requests = started(engine, 1, 2)
@@ -346,15 +334,6 @@ def test_more_rows_than_there_is_room_for_use_no_state(telling, monkeypatch):
     engine.metadata.prepare()
     assert torch.equal(words_of(engine, request), before)
     assert integration.counters().calls["gvr_topk", "no_state"] == 2
-
-
-def test_metadata_that_is_gone_is_not_kept(telling, monkeypatch):
-    engine = Engine(hooked(monkeypatch), mtp=True)
-    (request,) = started(engine, 1)
-    for _ in range(3):
-        graph = engine.metadata.create_cuda_graph_metadata(4, max_draft_tokens=1)
-        engine.step([], [request], next_n=2, metadata=graph, accepted=[1])
-    assert len(state_of(engine)._accepted) == 1
 
 
 def test_being_told_adds_no_work_to_a_captured_call(telling, monkeypatch):

@@ -18,7 +18,6 @@ import torch
 import yaml
 from edited_tree import edited
 from engine import (
-    BY_PHASE,
     LLM_ARGS,
     SHAPES,
     Engine,
@@ -119,12 +118,6 @@ def test_the_yaml_key_is_accepted_and_reaches_the_environment(shape, late):
     assert environment.options().stats and environment.mode() is environment.Mode.ON
 
 
-def test_a_plain_install_changes_nothing_in_the_environment(shape):
-    assert integration.install()
-    parse(PLAIN)
-    assert not any(name in os.environ for name in VARIABLES)
-
-
 def test_a_custom_module_directory_is_enough(shape):
     """``--custom_module_dirs``: the folder is imported as a package of its own name."""
     load_llm_args()
@@ -152,16 +145,6 @@ def test_other_keys_are_still_rejected(shape):
         parse(YAML.replace("enable_heuristic_topk:", "enable_heuristic_topkk:"))
     with pytest.raises(ValidationError, match="statss"):
         parse(YAML.replace("stats", "statss"))
-
-
-@pytest.mark.parametrize("shape", BY_PHASE)
-def test_their_field_keeps_its_definition(shape):
-    with fake_package(shape):
-        theirs = load_llm_args().DeepSeekSparseAttentionConfig.model_fields["enable_heuristic_topk"]
-        integration.install()
-        ours = load_llm_args().DeepSeekSparseAttentionConfig.model_fields["enable_heuristic_topk"]
-        assert (ours.annotation, ours.default, ours.description) == (bool, False, theirs.description)
-        assert load_llm_args().DeepSeekSparseAttentionConfig().enable_heuristic_topk is False
 
 
 WITHOUT = {
@@ -245,19 +228,6 @@ def test_an_unreadable_carried_value_counts_as_absent(shape, monkeypatch, text, 
         parse(file)
     assert environment.mode() is (Mode.ON if file is YAML else Mode.OFF)
     assert environment.options().stats == (file is YAML)
-    (line,) = lines_of("warning")
-    assert "TRTLLM_GVR_TOPK_YAML counts as unset: wanted what this package wrote, got" in line
-    assert len(line) < 250 and line.isprintable()
-
-
-def test_a_worker_says_that_what_was_carried_cannot_be_read(shape, monkeypatch):
-    monkeypatch.setenv("TRTLLM_GVR_TOPK_YAML", "{not json")
-    dsa = load_dsa()
-    integration.install()
-    Engine(dsa).step([], running(1, done=40))
-    (line,) = lines_of("warning")
-    assert "TRTLLM_GVR_TOPK_YAML counts as unset" in line
-    assert integration.counters().calls == {("original", "not asked for"): 2}
 
 
 @pytest.mark.parametrize("text", ["{", '{"path": "fast"}', '{"stats": true, "more": 1}', "[]"])
@@ -593,11 +563,6 @@ def site_folder(tmp_path):
 FIRST = "print(getattr(sys.meta_path[0], '__module__', ''))"
 
 
-def test_the_pth_file_is_one_line():
-    (line,) = PTH.read_text().splitlines()
-    assert line.startswith("import ")
-
-
 @pytest.mark.parametrize("value", [None, "0", "1"])
 def test_site_runs_the_pth_file(site_folder, value):
     """Switched off too: a YAML file with our keys must stay valid then."""
@@ -637,19 +602,6 @@ def test_slow_finders_are_not_asked_and_keep_their_place(site_folder):
     assert seen == ("False Slow <class 'gvr_topk_autoload.Finder'>", "")
     code = "print('importlib.util' in sys.modules)"
     assert site_start(site_folder, code) == ("False", "")
-
-
-def test_a_module_that_only_a_finder_knows_is_found_through_it(site_folder, tmp_path):
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (site_folder / "gvr_topk_autoload.py").rename(elsewhere / "gvr_topk_autoload.py")
-    finder = (
-        "import importlib.machinery as m; find = m.PathFinder.find_spec; "
-        f"Editable = type('Editable', (), {{'find_spec': lambda self, name, path=None, target=None: "
-        f"find(name, [{str(elsewhere)!r}]) if name == 'gvr_topk_autoload' else None}}); "
-        "sys.meta_path.insert(0, Editable())"
-    )
-    assert site_start(site_folder, FIRST, finder) == ("gvr_topk_autoload", "")
 
 
 def test_a_worker_process_is_patched_on_import_and_asks_its_environment():
@@ -698,12 +650,6 @@ import tensorrt_llm.llmapi.llm_args
 print("fine")
 """
     assert python(code).strip() == "fine"
-
-
-def test_modules_keep_their_own_loader(shape):
-    gvr_topk_autoload.install(integration.module_loaded)
-    module = load_llm_args()
-    assert type(module.__loader__).__name__ == type(module.__spec__.loader).__name__ == "SourceFileLoader"
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from gvr_topk.config import MAX_DEPTH, ConfigError
-from gvr_topk.config_files import _merge
 from gvr_topk.integrations._kit.device import arch_of, capturing, multiprocessors
 from gvr_topk.integrations._kit.switch import Switch
 from gvr_topk.integrations._kit.transaction import Transaction
@@ -44,16 +42,6 @@ def test_a_switch_announces_once() -> None:
     for _ in range(3):
         switch.announce(lambda: "61 layers")
     assert said == [("info", "on: 61 layers")] and switch.failed == ""
-
-
-def _nested(depth: int, leaf: Any) -> dict[str, Any]:
-    return {"a": leaf} if depth == 1 else {"a": _nested(depth - 1, leaf)}
-
-
-def test_files_merge_down_to_the_deepest_level_that_is_read() -> None:
-    assert _merge(_nested(MAX_DEPTH, 1), _nested(MAX_DEPTH, 2), "f") == _nested(MAX_DEPTH, 2)
-    with pytest.raises(ConfigError, match=f"at most {MAX_DEPTH} levels"):
-        _merge(_nested(MAX_DEPTH + 1, 1), _nested(MAX_DEPTH + 1, 2), "f")
 
 
 def test_a_top_k_without_next_n_has_one_row_for_each_request() -> None:

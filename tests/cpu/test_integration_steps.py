@@ -184,23 +184,6 @@ def test_a_new_request_starts_without_what_another_one_left(shape, monkeypatch):
     assert (seen[0] == -1).all()
 
 
-@pytest.mark.parametrize(("options", "keeps"), [({}, False), ({"stats": True}, True)])
-def test_positions_are_kept_where_something_reads_them(shape, monkeypatch, options, keeps):
-    """test_config.py has the options that do; otherwise the state is the whole hint."""
-    given = named_arguments(monkeypatch)
-    engine = Engine(hooked(monkeypatch, **options))
-    request = Request(12, 30, 99, seed=1)
-    engine.step([(request, 30)], [])
-    request.done = 30
-    engine.step([], [request])
-    for arguments in given:
-        assert arguments["row_slot"] is not None and arguments["out"] is not None
-        assert (arguments["state"].indices is not None) == keeps
-    slots = state_of(engine).requests
-    assert (slots.indices is not None) == keeps
-    assert given and (not keeps or (slots.indices[:, slots.slot_of(12)] >= 0).any())
-
-
 def test_the_last_prompt_row_seeds_the_slot(shape, monkeypatch):
     dsa = hooked(monkeypatch, keep_positions=True)
     for phases in (False, True) if shape in BY_PHASE else (False,):
@@ -300,15 +283,6 @@ def test_short_rows_alone_are_said_and_no_evidence(monkeypatch, version):
         assert "on: 2 layers" in line
         assert read_evidence(lines_of("info")).problem("on") is None
         assert lines_of("warning") == []
-
-
-def test_short_rows_after_longer_ones_are_not_waited_for(monkeypatch):
-    with fake_package("trtllm_1_2"):
-        engine = Engine(hooked(monkeypatch))
-        engine.step([], [Request(72, 4, 99, seed=72, done=40)])
-        engine.step([], [Request(71, 4, 99, seed=71, done=5)])
-        (line,) = lines_of("info")
-        assert "on: 2 layers" in line
 
 
 def test_lengths_outside_the_window_use_no_hint(shape, monkeypatch):
@@ -526,14 +500,6 @@ def test_the_first_calls_are_verified(shape, monkeypatch):
     assert f"{differs}. TensorRT-LLM's own top-k serves" in line
 
 
-def test_not_asked_for_means_not_used(shape):
-    dsa = load_dsa()
-    assert integration.install() and integration.installed()
-    run(dsa, steps=30)
-    assert set(integration.counters().calls) == {("original", "not asked for")}
-    assert sys.modules["tensorrt_llm.logger"].logger.lines == []
-
-
 def test_an_unusable_batch_is_refused_with_the_attribute(shape, monkeypatch):
     engine = Engine(hooked(monkeypatch))
     del engine.manager.num_local_layers
@@ -598,14 +564,6 @@ def test_micro_batches_of_a_pipeline_do_not_evict_each_other(shape, monkeypatch,
             for request in batch:
                 request.done += 1
     assert slots.admitted == 2 * stages and (slots.words[:, : 2 * stages, 0] > 48).all()
-
-
-@pytest.mark.parametrize("mapping", [None, {}, {"pp_size": None}, {"pp_size": 1}, {"pp_size": 2}])
-def test_batches_that_are_alive_at_once(mapping):
-    owned = SimpleNamespace(mapping=None if mapping is None else SimpleNamespace(**mapping))
-    for metadata, manager in ((owned, SimpleNamespace()), (SimpleNamespace(), owned)):
-        alive = 3 if mapping == {"pp_size": 2} else 1
-        assert hint_state._micro_batches(metadata, manager) == alive
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])

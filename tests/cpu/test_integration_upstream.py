@@ -1,12 +1,9 @@
-"""The table of TensorRT-LLM's shapes against stored signatures, and type hints on older Pythons."""
+"""The table of TensorRT-LLM's shapes against stored signatures."""
 
 from __future__ import annotations
 
 import ast
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +12,6 @@ from engine import SHAPES as FAKES
 from engine import tree_of
 
 from gvr_topk.integrations._kit.signatures import compare
-from gvr_topk.integrations.tensorrt_llm import type_hints
 from gvr_topk.integrations.tensorrt_llm.inspection import Inspection, inspect_engine, knows_key
 from gvr_topk.integrations.tensorrt_llm.upstream import DSA_MODULES, SHAPES, UpstreamShape
 from gvr_topk_autoload import WATCHED
@@ -29,10 +25,6 @@ IDS = [entry["fake"] for entry in STORED]
 
 def found(fake: str) -> Inspection:
     return inspect_engine(tree_of(fake) / "tensorrt_llm")
-
-
-def shape_of(versions: str) -> UpstreamShape:
-    return next(shape for shape in SHAPES if shape.versions == versions)
 
 
 def parameters(fake: str) -> dict[str, list[str]]:
@@ -94,48 +86,9 @@ def test_an_entry_takes_its_own_signature_and_later_additions_only(entry: dict, 
     assert not compare(shape.indexer_call, [*wanted, "new"], [*wanted, "new"]).good
 
 
-def test_the_documentation_names_every_shape() -> None:
-    page = (TESTS.parent / "docs" / "tensorrt_llm.md").read_text()
-    (table,) = [part for part in page.split("\n\n") if part.startswith("| TensorRT-LLM |")]
-    assert all(shape.versions in table for shape in SHAPES)
-
-
 def test_the_key_is_theirs_from_the_package_on() -> None:
     native = [knows_key(tree_of(fake) / "tensorrt_llm") for fake in FAKES]
     assert native == [False, False, True, True, True]
-
-
-def interpreters() -> list[str]:
-    """Other Pythons of this machine that the package supports."""
-    names = [f"python3.{minor}" for minor in range(10, 15)]
-    installed = sorted(Path.home().glob(".pyenv/versions/3.1*/bin/python"))
-    return [path for name in names if (path := shutil.which(name))] + [str(path) for path in installed]
-
-
-CHECK = """
-import abc, runpy, sys
-classes_in = runpy.run_path(sys.argv[1])["classes_in"]
-class Base(abc.ABC): pass
-class Section(Base): pass
-assert list(classes_in(list[int], Base)) == []
-assert list(classes_in(dict[str, list[Section] | None], Base)) == [Section]
-print("%d.%d" % sys.version_info[:2])
-"""
-
-
-def test_annotations_are_looked_into_on_every_python_that_is_here() -> None:
-    """Python 3.10 takes ``list[int]`` for a type, which an abstract base class refuses as no class."""
-    seen = set()
-    for python in [sys.executable, *interpreters()]:
-        done = subprocess.run(
-            [python, "-I", "-S", "-c", CHECK, type_hints.__file__], capture_output=True, text=True
-        )
-        if "command not found" in done.stderr:  # a pyenv name without a version behind it
-            continue
-        assert done.returncode == 0, f"{python}: {done.stderr}"
-        seen.add(done.stdout.strip())
-    if "3.10" not in seen:
-        pytest.skip(f"no Python 3.10 here, only {sorted(seen)}")
 
 
 def test_without_sources_a_loaded_module_tells_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,34 +225,3 @@ def test_scores_that_verify_compares() -> None:
     got = candidates._block_scores(logits, torch.tensor([30]), torch.tensor([6]))
     assert got.tolist() == [[-87.0, torch.inf, -torch.inf]]
     assert candidates._block_scores(logits, torch.tensor([0]), None).isneginf().all()
-
-
-def test_a_signature_that_has_changed(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Candidate blocks alone stay vLLM's."""
-    module = importlib.import_module(INDEXER_MODULE)
-
-    def select_candidate_blocks(logits: Tensor, ends: Tensor) -> None: ...
-
-    monkeypatch.setattr(module, "_select_candidate_blocks", select_candidate_blocks)
-    integration.register()
-    assert module._select_candidate_blocks is select_candidate_blocks
-    (line,) = log
-    assert line.startswith(LINE + "candidate blocks stay vLLM's own: _select_candidate_blocks in ")
-    assert line.endswith("as its parameters, got logits, ends")
-    runner = Runner()
-    runner.step([runner.add("a", 300)])
-    assert integration.counters().calls == {("gvr_topk", "hint"): 2}
-
-
-def test_unregister_restores_the_function(log: list[str]) -> None:
-    module = importlib.import_module(INDEXER_MODULE)
-    own = importlib.import_module(CANDIDATES.module).select_candidate_blocks
-    integration.register()
-    assert module._select_candidate_blocks.__wrapped__ is own
-    integration.unregister()
-    assert module._select_candidate_blocks is own
-
-
-def test_doctor(log: list[str]) -> None:
-    rows = dict(integration.describe())
-    assert rows["select_candidate_blocks"].startswith(f"ok: wrapped where {INDEXER_MODULE} calls it")

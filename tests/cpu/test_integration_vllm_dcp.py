@@ -18,17 +18,15 @@ from torch.distributed import distributed_c10d
 from vllm_engine import CHUNK, Request, Runner, fake_vllm
 from vllm_lines import LINE, lines_with, logged
 
-from eval.engines.vllm_compare import Comparison
 from gvr_topk import indexer_topk_decode
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
-from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.verify import Differs
 from gvr_topk.integrations.vllm import dcp, plugin
 from gvr_topk.integrations.vllm.dcp import DcpHook, MergeCall
 from gvr_topk.integrations.vllm.metrics import CallMetrics
-from gvr_topk.integrations.vllm.upstream import INDEXER_MODULE, MERGE
+from gvr_topk.integrations.vllm.upstream import INDEXER_MODULE
 from tests import shard_ranks
 from tests.shard_cases import share
 
@@ -521,36 +519,6 @@ def test_what_ranks_have_chosen_is_compared_by_scores(ranks: Callable[..., list[
     assert ranks(work) == [True, True]
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_the_comparison_of_a_trial(ranks: Callable[..., list[Any]], ours: bool) -> None:
-    """Sees results of ours and of vLLM, and rows in which a rank has other positions of its own."""
-    whole = rows(5)
-    whole[3] = torch.arange(160.0).flip(0)
-
-    def work(rank: Rank) -> Any:
-        if ours:
-            rank.hook.note_builder(rank.builder)
-        comparison, merge = Comparison("cpu"), rank.merge
-
-        def wrong(logits: Tensor, chosen: Tensor, *given: Any) -> None:
-            merge(logits, chosen, *given)
-            chosen[3:4] = torch.where(chosen[3:4] == TURN, 20 * TURN, chosen[3:4])
-
-        compared = []
-        for each in (merge, wrong):
-            rank.merge = comparison.wrap_merge(each)
-            rank.call(rank.part(whole), rank.lengths(whole))
-            short = rows(3, 3)
-            rank.call(rank.part(short), rank.lengths(short))
-            compared.append([n for name, n in comparison.as_dict().items() if name.startswith("merged")])
-        assert comparison.reset() is None and not any(comparison.as_dict().values())
-        return compared
-
-    # Position 4, the fifth best of the row, is of rank 1, and position 80 of rank 0.
-    of_0 = [[8, 5, 0], [16, 10, 0 if ours else 1]]
-    assert ranks(work) == [of_0, [[8, 5, 0], [16, 10, 1]]]
-
-
 def test_who_is_not_heard_of_is_not_able(
     ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -573,27 +541,6 @@ def test_who_is_not_heard_of_is_not_able(
 # ---------------------------------------------------------------- the plugin
 
 
-def test_a_signature_that_has_changed(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module(INDEXER_MODULE)
-
-    def _merge_dcp_topk_global(logits: Tensor, chosen: Tensor) -> None: ...
-
-    monkeypatch.setattr(module, "_merge_dcp_topk_global", _merge_dcp_topk_global)
-    integration.register()
-    assert module._merge_dcp_topk_global is _merge_dcp_topk_global
-    (line,) = log
-    assert line.startswith(LINE + "the merge of ranks stays vLLM's own: _merge_dcp_topk_global in ")
-
-
-def test_unregister_restores_the_function(log: list[str]) -> None:
-    module = importlib.import_module(INDEXER_MODULE)
-    own = module._merge_dcp_topk_global
-    integration.register()
-    assert module._merge_dcp_topk_global.__wrapped__ is own
-    integration.unregister()
-    assert module._merge_dcp_topk_global is own
-
-
 def test_one_rank_serves_itself(log: list[str]) -> None:
     """The switch is on, and vLLM runs without context parallelism: it merges nothing."""
     integration.register()
@@ -602,12 +549,3 @@ def test_one_rank_serves_itself(log: list[str]) -> None:
     for name, logits in step.logits.items():
         assert torch.equal(step.chosen[name], sorted_topk(logits, step.lengths, runner.topk))
     assert plugin.counters().calls[OWN, "dcp of one rank"] == 2
-
-
-def test_doctor(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = dict(integration.describe())
-    assert rows[MERGE.name].startswith(f"ok: with {ENABLE}=1 wrapped: ranks agree")
-    monkeypatch.setenv(ENABLE, "2")
-    wrong = f"{ENABLE}: wanted 0, 1 or force, got '2'"
-    assert dict(integration.describe())["would happen"] == f"nothing: {wrong}"
-    assert (ENABLE, f"refused: {wrong}") in environment.describe()

@@ -16,9 +16,8 @@ from vllm_lines import LINE, calls, lines_of_draws
 
 from gvr_topk import sampling
 from gvr_topk.integrations import vllm as integration
-from gvr_topk.integrations._kit import environment
-from gvr_topk.integrations.vllm import drafts, plugin, sampler
-from gvr_topk.integrations.vllm.upstream import SAMPLE, VERIFY_DRAFTS
+from gvr_topk.integrations.vllm import drafts, sampler
+from gvr_topk.integrations.vllm.upstream import VERIFY_DRAFTS
 
 SLOTS, LENGTH, STEPS = len(SAMPLING), 24, 3
 OURS, DRAWN = ("gvr_topk", "drafts"), ("gvr_topk", "sampler")
@@ -302,34 +301,6 @@ def test_a_wrong_token_at_the_first_place(log: list[str], monkeypatch: pytest.Mo
 # ------------------------------------------------------------- the switch
 
 
-@pytest.mark.parametrize("value", ["0", "1", "force", " Drafts "])
-def test_on_only_if_asked_for(log: list[str], monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    """And then the sampler is ours too."""
-    monkeypatch.setenv("GVR_TOPK_SAMPLER", value)
-    one = sampler_with()
-    two = rejection_sampler(one)
-    own = type(two)._verify
-    integration.register()
-    assert hasattr(type(two)._verify, "__wrapped__") == (value == " Drafts ")
-    assert hasattr(type(one).sample, "__wrapped__") == (value != "0")
-    two(logits_of(2), draft_batch([1], [5], [[7]]))
-    assert calls() == ({OURS: 1} if value == " Drafts " else {})
-    integration.unregister()
-    assert type(two)._verify is own
-    monkeypatch.setenv("GVR_TOPK_VLLM", "drafts")  # a value of the sampler's switch alone
-    with pytest.raises(ValueError, match="GVR_TOPK_VLLM: wanted 0, 1 or force, got 'drafts'"):
-        environment.user_mode("GVR_TOPK_VLLM")
-
-
-def test_doctor(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "_entry_points", lambda: ["there"])
-    rows = dict(integration.describe())
-    assert rows["RejectionSampler._verify"].startswith("ok: with GVR_TOPK_SAMPLER=drafts wrapped")
-    assert rows["would happen"].endswith("and log-probabilities, and the sampler, and drafts")
-    monkeypatch.setenv("GVR_TOPK_SAMPLER", "1")
-    assert dict(integration.describe())["would happen"].endswith("and log-probabilities, and the sampler")
-
-
 def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws without drafts go on."""
     integration.register()
@@ -342,17 +313,3 @@ def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytes
     one(logits[:1], draft_batch([2], [5], [[]]))
     assert calls() == {("original", "drafts error: RuntimeError"): 2, DRAWN: 1}
     assert log[0] == f"{LINE}fell back: drafts: RuntimeError: no room for this launch.{OFF}"
-
-
-def test_a_method_that_has_changed_is_left_alone(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line says so; the sampler is replaced all the same."""
-    cls = importlib.import_module(VERIFY_DRAFTS.module).RejectionSampler
-    monkeypatch.setattr(cls, "_verify", lambda self, logits: None)
-    integration.register()
-    assert not hasattr(cls._verify, "__wrapped__")
-    (line,) = log
-    start = (
-        f"drafts stay vLLM's own: RejectionSampler._verify in {VERIFY_DRAFTS.module}: wanted self, logits, "
-    )
-    assert line.startswith(LINE + start) and line.endswith("got self, logits")
-    assert hasattr(importlib.import_module(SAMPLE.module).Sampler.sample, "__wrapped__")

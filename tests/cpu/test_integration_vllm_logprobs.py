@@ -11,13 +11,12 @@ import pytest
 import torch
 from sampler_setup import fail
 from torch import Tensor
-from vllm_engine import HERE, Runner
+from vllm_engine import Runner
 from vllm_lines import LINE, calls, lines_with
 
 from gvr_topk.integrations import vllm as integration
-from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations._kit.verify import Differs
-from gvr_topk.integrations.vllm import logprobs, plugin
+from gvr_topk.integrations.vllm import logprobs
 from gvr_topk.integrations.vllm.upstream import SAMPLER_MODULES
 from gvr_topk.sampling import TopkLogprobs, topk_logprobs
 
@@ -113,25 +112,6 @@ def test_a_token_behind_the_vocabulary(log: list[str]) -> None:
     other.logprobs[2] += 1
     with pytest.raises(Differs, match="row 2 of 6: a log-probability differs"):
         logprobs._agree(logits, first, other)
-
-
-@pytest.mark.parametrize("value", [None, "0"])
-def test_off_unless_asked_for(log: list[str], monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
-    monkeypatch.delenv("GVR_TOPK_SAMPLER")
-    if value is not None:
-        monkeypatch.setenv("GVR_TOPK_SAMPLER", value)
-    integration.register()
-    assert not any(hasattr(module.compute_topk_scores, "__wrapped__") for module in loaded())
-    loaded()[0].Sampler().score(*rows()[:1], 3, rows()[1])
-    assert calls() == {} and log == []
-
-
-def test_unregister_restores_every_name(log: list[str]) -> None:
-    before = [module.compute_topk_scores for module in loaded()]
-    integration.register()
-    assert [module.compute_topk_scores.__wrapped__ for module in loaded()] == before
-    integration.unregister()
-    assert [module.compute_topk_scores for module in loaded()] == before
 
 
 def test_what_vllm_computes_itself(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,44 +216,3 @@ def test_a_result_that_is_wrong_is_noticed(
     (line,) = log
     assert f"fell back: log-probability: Differs: row 2 of 6: {what}. vLLM's own" in line
     assert calls() == {(VLLMS, "logprobs error: Differs"): 2}
-
-
-def test_a_function_that_has_changed_is_left_alone(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line says so, and the top-k of the layers is replaced all the same."""
-
-    def compute_topk_scores(logits: Tensor, num_logprobs: int, tokens: Tensor) -> None: ...
-
-    for module in loaded():
-        monkeypatch.setattr(module, "compute_topk_scores", compute_topk_scores)
-    integration.register()
-    assert all(module.compute_topk_scores is compute_topk_scores for module in loaded())
-    (line,) = log
-    start = (
-        "log-probabilities stay vLLM's own: compute_topk_scores in vllm.v1.worker.gpu.sample.logprob: wanted"
-    )
-    assert line.startswith(f"{LINE}{start} logits, num_logprobs, sampled_token_ids, cu_num_logits")
-    assert line.endswith("as its parameters, got logits, num_logprobs, tokens")
-    runner = Runner()
-    runner.step([runner.add("a", 300)])
-    assert calls() == {("gvr_topk", "hint"): 2}
-
-
-def test_doctor(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "_entry_points", lambda: ["there"])
-    rows = dict(integration.describe())
-    assert rows["compute_topk_scores"].startswith("ok: with GVR_TOPK_SAMPLER=1 wrapped")
-    assert rows["would happen"].endswith(
-        "is auto, and candidate blocks, and log-probabilities, and the sampler"
-    )
-    monkeypatch.setenv("GVR_TOPK_SAMPLER", "0")
-    assert dict(integration.describe())["would happen"].endswith("is auto, and candidate blocks")
-    monkeypatch.setenv("GVR_TOPK_SAMPLER", "all")
-    wrong = "GVR_TOPK_SAMPLER: wanted 0, 1, force or drafts, got 'all'"
-    assert dict(integration.describe())["would happen"] == f"nothing: {wrong}"
-    assert ("GVR_TOPK_SAMPLER", f"refused: {wrong}") in environment.describe()
-    integration.register()
-    assert log == [f"{LINE}refused: {wrong}. vLLM serves with its own top-k"]
-
-
-def test_the_fake_is_the_one_that_is_loaded(log: list[str]) -> None:
-    assert all(str(HERE) in module.__file__ for module in loaded())

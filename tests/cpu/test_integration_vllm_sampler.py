@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -24,11 +23,9 @@ from vllm_lines import LINE, break_sampler, calls, lines_of_draws
 from gvr_topk import sampling
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import sampler
-from gvr_topk.integrations.vllm.upstream import SAMPLE, V1_RUNNER_MODULE
 
 SLOTS = len(SAMPLING)
 OURS = ("gvr_topk", "sampler")
-WIDTH = 300
 ON = LINE + "on: tokens of the V2 model runner: temperature, min-p, top-k, top-p and draw"
 OFF = " vLLM's own sampler serves from now on"
 
@@ -182,30 +179,6 @@ def test_what_vllm_draws_itself(
         assert calls()[OURS] == 1
 
 
-@pytest.mark.parametrize("value", [None, "0"])
-def test_off_unless_asked_for(log: list[str], monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
-    monkeypatch.delenv("GVR_TOPK_SAMPLER")
-    if value is not None:
-        monkeypatch.setenv("GVR_TOPK_SAMPLER", value)
-    integration.register()
-    one = sampler_with()
-    importlib.import_module(V1_RUNNER_MODULE)
-    assert not hasattr(type(one).sample, "__wrapped__")
-    one(logits_of(2), sampler_batch([0, 1]))
-    assert calls() == {} and log == []
-
-
-def test_the_v1_runner_is_left_alone_and_unregister_restores_v2(log: list[str]) -> None:
-    cls = importlib.import_module(SAMPLE.module).Sampler
-    own = cls.sample
-    integration.register()
-    importlib.import_module(V1_RUNNER_MODULE)
-    assert log == [LINE + "sampler: the V1 model runner draws its tokens itself"]
-    assert cls.sample.__wrapped__ is own
-    integration.unregister()
-    assert cls.sample is own
-
-
 def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The top-k of the layers goes on."""
     integration.register()
@@ -219,20 +192,3 @@ def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytes
     runner.step([runner.add("a", 300)])
     assert calls() == {("original", "sampler error: RuntimeError"): 2, ("gvr_topk", "hint"): 2}
     assert log[0] == f"{LINE}fell back: sampler: RuntimeError: no room for this launch.{OFF}"
-
-
-def test_a_method_that_has_changed_is_left_alone(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line says so; log-probabilities are replaced all the same."""
-
-    def sample(self: Any, logits: Tensor, input_batch: Any) -> None: ...
-
-    cls = importlib.import_module(SAMPLE.module).Sampler
-    monkeypatch.setattr(cls, "sample", sample)
-    integration.register()
-    assert cls.sample is sample
-    (line,) = log
-    start = (
-        f"sampling stays vLLM's own: Sampler.sample in {SAMPLE.module}: wanted self, logits, expanded_idx_"
-    )
-    assert line.startswith(LINE + start) and line.endswith("got self, logits, input_batch")
-    assert hasattr(importlib.import_module(SAMPLE.module).compute_topk_scores, "__wrapped__")

@@ -14,7 +14,6 @@ from vllm_lines import lines_with
 
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
-from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations.vllm import plugin, prefill, slices
 from gvr_topk.integrations.vllm.slices import DeferredScores, full_chunks
 
@@ -253,43 +252,6 @@ def test_the_first_slices_are_verified(log, monkeypatch):
     assert_exact(step, runner.topk, ours=False)
     (line,) = [line for line in log if "fell back" in line]
     assert "Differs: row 0 of 4: selected score" in line and "prefill" in line
-
-
-@pytest.mark.parametrize("name", ["fp8_fp4_mqa_logits", "_split_indexer_prefill_chunks"])
-def test_a_function_that_has_changed_is_left_alone(log, monkeypatch, name):
-    """Top-k of decode and prefill are replaced all the same."""
-    from vllm.model_executor.layers import sparse_attn_indexer as module
-    from vllm.v1.attention.backends.mla import indexer
-
-    owner = module if name == "fp8_fp4_mqa_logits" else indexer.DeepseekV32IndexerMetadataBuilder
-    monkeypatch.setattr(owner, name, staticmethod(lambda q, kv, renamed: None))
-    integration.register()
-    assert getattr(owner, name).__name__ == "<lambda>"
-    assert [line for line in log if "stay vLLM's own" in line and name in line]
-
-
-def test_everything_is_put_back():
-    from vllm.model_executor.layers import sparse_attn_indexer as module
-    from vllm.v1.attention.backends.mla import indexer
-
-    builder = indexer.DeepseekV32IndexerMetadataBuilder
-    before = module.fp8_fp4_mqa_logits, vars(builder)["_split_indexer_prefill_chunks"]
-    integration.register()
-    assert module.fp8_fp4_mqa_logits.__wrapped__ is before[0]
-    assert builder._split_indexer_prefill_chunks.__wrapped__ is before[1].__func__
-    integration.unregister()
-    assert (module.fp8_fp4_mqa_logits, vars(builder)["_split_indexer_prefill_chunks"]) == before
-
-
-def test_doctor_says_what_is_asked_for(monkeypatch):
-    monkeypatch.setattr(plugin, "_entry_points", lambda: ["there"])
-    rows = dict(integration.describe())
-    assert rows["fp8_fp4_mqa_logits"].startswith("ok: with GVR_TOPK_VLLM_SLICES=1 wrapped")
-    assert rows["would happen"].endswith("is auto, and candidate blocks, and scores of long prompts")
-    monkeypatch.setenv("GVR_TOPK_VLLM_SLICES", "all")
-    wrong = "GVR_TOPK_VLLM_SLICES: wanted 0, 1 or force, got 'all'"
-    assert dict(integration.describe())["would happen"] == f"nothing: {wrong}"
-    assert ("GVR_TOPK_VLLM_SLICES", f"refused: {wrong}") in environment.describe()
 
 
 @given(

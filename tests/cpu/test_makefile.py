@@ -58,11 +58,6 @@ def test_a_wheel_is_alone_in_dist_and_has_every_gpu() -> None:
     assert re.search(r"^wheel: export GVR_TOPK_ARCHS \?= all$", MAKEFILE, re.MULTILINE)
 
 
-def test_torch_is_what_is_asked_for() -> None:
-    recipe = make("--dry-run", "replay", "VENV=build/none", "TORCH=torch==2.11.0 --index-url URL")
-    assert "build/none/bin/pip install --quiet torch==2.11.0 --index-url URL" in recipe
-
-
 BUILD = """
 echo '  gvr_topk: compiling kernels'
 echo '  [1/3] Building CXX object CMakeFiles/gvr_topk_policy.dir/policy/policy_c.cpp.o'

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gvr_topk.constants import SearchEnd
 from gvr_topk.evaluation import paper_reference as reference
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.evaluation.paper_reference import CAPACITY, DONE, RowResult, topk_row
@@ -129,17 +128,6 @@ def test_more_ties_than_capacity_keep_every_greater_element():
     assert result.stats.done == "tie_key"
 
 
-def test_zero_plateau_of_a_relu_indexer_takes_three_passes():
-    row = np.maximum(np.random.default_rng(0).standard_normal(40_000) - 2.2, 0).astype(np.float32)
-    assert 0 < np.count_nonzero(row) < 2048
-    first = topk_row(row, 2048)
-    for guess in GUESSES:
-        again = topk_row(row, 2048, first.indices, guess=guess, alpha=first.stats.alpha)
-        assert again.stats.done == "tie_key"
-        assert again.stats.passes <= 3
-        assert again.stats.kth_value == 0
-
-
 def test_flushed_denormals_are_counted_all_the_same():
     """Half of the row are denormals, which a process with flush-to-zero compares as equal to zero."""
     rng = np.random.default_rng(0)
@@ -160,15 +148,6 @@ def test_flushed_denormals_are_counted_all_the_same():
 # What the statistics say.
 
 
-@pytest.mark.parametrize("n", [0, 1, 4, 5])
-def test_short_row_yields_all_then_padding(n):
-    row = np.arange(n, dtype=np.float32)
-    result = topk_row(row, 5, np.array([3, 9, -1], dtype=np.int32))
-    np.testing.assert_array_equal(result.indices, [*range(n), *[-1] * (5 - n)])
-    assert result.stats.done == "short"
-    assert result.stats.hit_count == (n > 3)
-
-
 def test_hint_statistics_count_distinct_positions_in_range():
     row = np.arange(100, dtype=np.float32)  # the top 10 are 90..99
     hint = np.array([95, 95, 96, 3, -1, 100, 2**31 - 1], dtype=np.int32)
@@ -179,27 +158,6 @@ def test_hint_statistics_count_distinct_positions_in_range():
     assert stats.guess == "hint"
 
 
-def test_padding_stays_padding_under_an_offset():
-    row = np.arange(100, dtype=np.float32)
-    stats = topk_row(row, 10, np.array([-1, -1, 98, 99], dtype=np.int32), hint_offset=1, capacity=30).stats
-    assert (stats.hint_valid, stats.hit_count) == (1, 1)
-
-
-def test_perfect_hint_with_known_alpha_is_found_in_one_pass():
-    row = np.random.default_rng(3).standard_normal(50_000).astype(np.float32)
-    stats = topk_row(row, 2048, oracle(row, 2048), guess="quantile", alpha=1.0).stats
-    assert (stats.done, stats.passes, stats.candidates, stats.alpha) == ("guess", 1, 2048, 1.0)
-    assert stats.t0 == stats.kth_value
-
-
-def test_unknown_alpha_falls_back_on_the_mean():
-    row = np.random.default_rng(3).standard_normal(5000).astype(np.float32)
-    hint = np.arange(0, 5000, 10, dtype=np.int32)
-    mean = topk_row(row, 500, hint).stats
-    for alpha in (None, -1.0, 1.0001, 1e20, math.inf, -math.inf, math.nan):
-        assert topk_row(row, 500, hint, guess="quantile", alpha=alpha).stats == mean
-
-
 def test_bracket_ends_are_measured_thresholds():
     row = np.random.default_rng(5).standard_normal(50_000).astype(np.float32)
     stats = topk_row(row, 2048, np.arange(2048, dtype=np.int32)).stats  # random hint: mean is near 0
@@ -207,11 +165,6 @@ def test_bracket_ends_are_measured_thresholds():
     assert stats.bracket[0] in stats.thresholds
     assert not 2048 <= stats.counts[0] <= CAPACITY
     assert 2048 <= stats.counts[-1] <= CAPACITY
-
-
-def test_outlier_does_not_make_refinement_walk_the_candidates():
-    row = adversarial_rows(20_000, 2048, 0)["outlier_1e38"]
-    assert topk_row(row, 2048).stats.snap_iterations <= reference.SNAP_LIMIT + 3
 
 
 def test_shipped_trace_hit_ratios_and_passes():
@@ -257,41 +210,6 @@ def test_unfit_arguments_are_named(change, said):
 
 
 # The constants and steps of the search, each where a change of it shows.
-
-
-def test_halfway_is_the_midpoint_and_does_not_overflow():
-    most = np.finfo(np.float32).max
-    assert reference._halfway(np.float32(1), np.float32(4)) == 2.5
-    assert reference._halfway(most, most) == most
-
-
-def _next(passes: int, low_count: int = 100):
-    """The next step after `passes` measured points on the line ``count = 100 - 10 * threshold``."""
-    points = [(np.float32(8 - index / 4), 20 + 5 * index // 2) for index in range(passes)]
-    first = reference._Guess(8.0, array(2, 4, 6, 9), low_count, "hint")
-    extremes = (np.float32(0), np.float32(10))
-    low, high = np.float32(-math.inf), points[-1][0]
-    return reference._next_threshold(points, low, high, extremes, first, 50)
-
-
-def test_the_secant_is_taken_so_many_times_and_then_the_bracket_is_halved():
-    assert [_next(passes)[1] for passes in (1, 2, 3, 4, 5, 6, 7, 8)] == [
-        *[SearchEnd.SECANT] * reference.SECANT_PASSES, *[SearchEnd.BISECT] * 3, SearchEnd.KEY,
-    ]  # fmt: skip
-
-
-def test_the_first_secant_goes_to_the_least_hinted_value_and_its_assumed_count():
-    step, _ = _next(1, low_count=100)
-    assert step == np.float32(8 + (2 - 8) * np.float32(30 / 80))
-    step, _ = _next(1, low_count=80)
-    assert step == np.float32(8 + (2 - 8) * np.float32(30 / 60))
-
-
-@pytest.mark.parametrize(("n", "expected"), [(5000, 2 * 600), (1000, 1000)])
-def test_the_assumed_count_is_twice_the_capacity_within_the_row(n, expected):
-    row = np.arange(n, dtype=np.float32)
-    got = reference._guess(row, row[:50], "mean", None, 200, 600)
-    assert got.low_count == expected
 
 
 @pytest.mark.parametrize(("members", "divided"), [(reference.SNAP_LIMIT, 0), (reference.SNAP_LIMIT + 1, 1)])

@@ -104,17 +104,9 @@ def test_inspect_build() -> None:
 
 def test_ci_runs_what_the_makefile_runs() -> None:
     script = (ROOT / ".ci" / "run").read_text()
-    assert re.findall(r"^make (.+)$", script, re.MULTILINE) == ["lint", "docs", "mutation-changed", "test"]
+    assert re.findall(r"^make (.+)$", script, re.MULTILINE) == ["lint", "docs", "test"]
     for name in ("run", "matrix", "nvcc", "torch", "wheel"):
         run(["bash", "-n", f".ci/{name}"])
-
-
-def test_pre_commit_knows_its_configuration() -> None:
-    run("pre-commit validate-config .pre-commit-config.yaml")
-    hooks = re.findall(r"^ +entry: (.+)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
-    recipe = run("make --dry-run lint")
-    for hook in hooks:
-        assert all(word in recipe for word in hook.split() if word != "--force-exclude"), hook
 
 
 START = (ROOT / "docs" / "index.md").read_text()
@@ -170,35 +162,12 @@ def test_environment_variables_are_all_told() -> None:
     assert len(variables) == 16
     interface = (ROOT / "docs" / "interface.md").read_text()
     assert {name for name in variables if f"`{name}" not in interface} == set()
-    assert "](docs/interface.md) describes" in README  # which leaves the table there
     assert "`GVR_TOPK_ARCHS`" in interface and "`GVR_TOPK_ARCHS`" in README
 
 
 def test_functions_are_all_told() -> None:
     for page in (README, (ROOT / "docs" / "interface.md").read_text()):
         assert {name for name in gvr_topk.__all__ if f"`{name}(" not in page} == set()
-
-
-def test_length_and_lines_that_need_a_checkout() -> None:
-    block = re.search(r"<!-- results:begin -->.*<!-- results:end -->\n", README, flags=re.DOTALL)
-    assert block is not None
-    outside = README.replace(block[0], "")
-    assert len(outside.splitlines()) + 40 <= 150
-    for part in re.split(r"^## ", outside, flags=re.MULTILINE):
-        if re.search(r"`make |`configs/|`examples/|^make |python -m eval", part, re.MULTILINE):
-            assert re.search(r"[Ff]rom a checkout:|in\s+the\s+checkout", part), part.splitlines()[0]
-
-
-def test_the_first_screen_says_what_it_is_and_how_to_start() -> None:
-    screen = README.splitlines()[:45]
-    text = "\n".join(screen)
-    for part in ("# gvr_topk", "![", "## vLLM in four lines", "## TensorRT-LLM in four lines"):
-        assert part in text
-    for block in blocks("sh")[:2]:
-        assert len(block.splitlines()) == 4
-    for name in ("vLLM 0.33.0", "TensorRT-LLM 1.2.1"):
-        assert f"`gvr_topk in {name}: on:" in README
-    assert README.count("GVR_TOPK_DISABLE=1") >= 2
 
 
 def test_what_serving_with_vllm_shows_is_the_verdict_of_its_file() -> None:
@@ -225,12 +194,6 @@ def test_lessons_name_no_figures_of_their_own() -> None:
     outside = re.sub(r"<!-- results:begin -->.*<!-- results:end -->", "", page, flags=re.DOTALL)
     assert re.findall(r"[\d.]+ us\b|\d[\d.]* times|\d+ to \d+ %|->", outside) == []
     assert "SmolLM2" in outside and "L01, L20 and the rows of a vLLM engine" in outside
-
-
-def test_the_site_opens_from_a_disk() -> None:
-    """Pages are files, and no diagram needs a script that is fetched when the page is read."""
-    assert "\nuse_directory_urls: false" in (ROOT / "mkdocs.yml").read_text()
-    assert [page.name for page in PAGES if "```mermaid" in page.read_text()] == []
 
 
 def test_every_page_is_in_the_site() -> None:

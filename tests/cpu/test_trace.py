@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from gvr_topk.evaluation import trace
-from gvr_topk.evaluation.synthetic import LayerGenerator
-from gvr_topk.evaluation.trace import ScoreSource, TraceError, load_trace, shipped_trace
+from gvr_topk.evaluation.trace import TraceError, load_trace, shipped_trace
 
 
 @pytest.fixture
@@ -42,14 +41,6 @@ def test_scores_follow_the_indexer_formula(path, arrays):
         np.testing.assert_allclose(scores, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_attributes(path, arrays):
-    np.savez_compressed(path, **arrays)
-    trace = load_trace(str(path))
-    assert (trace.name, trace.path, trace.steps) == ("trace", path, 5)
-    np.testing.assert_array_equal(trace.K, arrays["K"])
-    assert trace.K.dtype == np.float16
-
-
 def test_shipped_trace_is_the_layer_10_capture():
     trace = shipped_trace()
     assert (trace.K.shape, trace.Q.shape, trace.W.shape) == ((32768, 64), (256, 32, 64), (256, 32))
@@ -70,18 +61,6 @@ def test_the_trace_of_the_current_folder_serves_an_installed_package(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TraceError, match="run this in the folder of a checkout, or give --trace FILE or "):
         shipped_trace()
-
-
-def test_trace_and_generator_are_score_sources():
-    assert isinstance(shipped_trace(), ScoreSource)
-    assert isinstance(LayerGenerator(20, 100, 2), ScoreSource)
-
-
-@pytest.mark.parametrize("step", [-1, 5])
-def test_step_out_of_range(path, arrays, step):
-    np.savez(path, **arrays)
-    with pytest.raises(ValueError, match=rf"step: wanted 0 <= step < 5, got {step}"):
-        load_trace(path).scores(step)
 
 
 def refused(path: Path) -> TraceError:
@@ -107,25 +86,6 @@ def test_not_an_archive(path, content):
     path.write_bytes(content)
     error = refused(path)
     assert (error.array, error.got) == (None, "a file of another kind")
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
-def test_truncated_archive(path, arrays, share):
-    np.savez(path, **arrays)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * share)])
-    assert "truncated or damaged file" in refused(path).got
-
-
-def test_damaged_array(path, arrays):
-    np.savez(path, **arrays)
-    content = bytearray(path.read_bytes())
-    at = content.find(arrays["Q"].tobytes())
-    content[at + 50] ^= 0xFF
-    path.write_bytes(content)
-    error = refused(path)
-    assert error.array == "Q"
-    assert "truncated or damaged data" in error.got
 
 
 @pytest.mark.parametrize("name", ["K", "Q", "W"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from oracle import call, full_lengths, wrong_rows
 
 import gvr_topk
 from gvr_topk.arguments import DECODE
-from gvr_topk.constants import MAX_WIDTH, STATE_FLOATS
+from gvr_topk.constants import STATE_FLOATS
 from gvr_topk.ops import launch
 from tests.wrong_calls import CASES, OPS, VALID, Case, arguments, floats, valid_call, zeros
 
@@ -57,26 +56,6 @@ def test_scores_on_the_cpu_beside_results_on_the_gpu() -> None:
         ValueError, match=f"^{re.escape(DECODE.op)}: logits: wanted a CUDA tensor, got one on another"
     ):
         launch(arguments("cpu", {"out": zeros("cuda", 2, 8)}))
-
-
-@pytest.mark.parametrize(
-    ("op", "given", "message"),
-    [
-        ("decode", {"k": 2.5}, "k: wanted an integer, got 2.5"),
-        ("decode", {"k": 0}, f"k: wanted 1 to {MAX_WIDTH}, got 0"),
-        ("decode", {"max_ctas": 3}, "max_ctas: wanted 0, 1, 2, 4, 8 or 16, got 3"),
-        ("decode", {"page_size": "1"}, "page_size: wanted an integer, got '1'"),
-        ("prefill", {"k": 2.5}, "k: wanted an integer, got 2.5"),
-        ("prefill", {"k": MAX_WIDTH + 1}, f"k: wanted 1 to {MAX_WIDTH}, got {MAX_WIDTH + 1}"),
-        ("prefill", {"path": "no_hint"}, "path: wanted one of 'auto', 'radix_rounds', got 'no_hint'"),
-    ],
-)
-def test_the_public_functions_refuse_alike_on_both(op: str, given: dict[str, Any], message: str) -> None:
-    call = {"decode": gvr_topk.indexer_topk_decode, "prefill": gvr_topk.indexer_topk_prefill}[op]
-    for device in ("cpu", "cuda"):
-        tensors = [zeros(device, 2)] * (2 if op == "prefill" else 1)
-        with pytest.raises(ValueError, match=f"^{re.escape(f'{OPS[op].checks.op}: {message}')}$"):
-            call(floats(device, 2, 64), *tensors, **{"k": 8, **given})
 
 
 def test_one_row_has_no_stride() -> None:

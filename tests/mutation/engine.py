@@ -94,15 +94,7 @@ def prepare() -> None:
         finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"
     ]
     os.environ["CI"] = "true"  # hypothesis then draws the same examples in every run
-    for name in (
-        "torch",
-        "numpy",
-        "scipy.stats",
-        "pytest",
-        "hypothesis",
-        "hypothesis.extra.numpy",
-        "pydantic",
-    ):
+    for name in ("torch", "numpy", "pytest", "hypothesis", "hypothesis.extra.numpy", "pydantic"):
         importlib.import_module(name)
     import torch
 

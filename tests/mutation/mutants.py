@@ -75,8 +75,8 @@ MUTABLE = (ast.Compare, ast.BinOp, ast.BoolOp, ast.Constant, ast.If, ast.IfExp, 
 """Kinds of node that `mutate` may change."""
 
 
-def mutants(source: str, lines: set[int] | None = None) -> list[Mutant]:
-    """Every mutant of a module, or of these lines; annotations, decorators and messages are left alone."""
+def mutants(source: str) -> list[Mutant]:
+    """Every mutant of a module; annotations, decorators and messages are left alone."""
     tree = ast.parse(source)
     text = source.splitlines()
     skipped = set()
@@ -98,8 +98,6 @@ def mutants(source: str, lines: set[int] | None = None) -> list[Mutant]:
         # The body of a statement is no part of what is changed.
         last = node.test if isinstance(node, ast.If | ast.While) else node
         end = getattr(last, "end_lineno", None) or line
-        if lines is not None and lines.isdisjoint(range(line, end + 1)):
-            continue
         if change := mutate(copy.copy(node)):
             code = text[line - 1].strip()
             found.append(Mutant(line, end, code, change, id(node) in inner, source, index))

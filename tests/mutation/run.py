@@ -2,7 +2,6 @@
 
     python tests/mutation/run.py --stale
     python tests/mutation/run.py --only gvr_topk/state.py --sample 0
-    python tests/mutation/run.py --changed-since HEAD~1 --seconds 60
 
 ``mutants.py`` makes the faults, ``engine.py`` runs the tests, and ``targets.py`` says which tests those are
 and which modules are the product. A mutant is killed when a test fails or runs out of time.
@@ -13,10 +12,6 @@ source and writes their rows; without it, and without ``--only``, all are run. T
 sample in a fixed order, and `targets.SAMPLES` says how large; ``--sample`` takes another number, 0 all. Rows
 of a sample of another size are written only to the file that ``--out`` names.
 
-``--changed-since`` mutates nothing but the lines that differ from where HEAD left a commit, uncommitted
-ones included, in an order drawn with the same seed, until ``--seconds`` are spent. The exit status is 1 where
-one of these mutants survives.
-
 A mutant that changes no behaviour stands in `targets.EQUIVALENT` with the reason, or is left out by a comment
 ``pragma: no mutate`` on its line, with the reason behind it.
 """
@@ -25,10 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
-import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -48,92 +40,14 @@ REPORT = Path(__file__).with_name("report.json")
 JOBS = 2
 
 
-def parse_diff(diff: str) -> dict[str, set[int]]:
-    """Lines that a ``git diff --unified=0 --no-prefix`` adds or changes, by their numbers in the new file."""
-    lines: dict[str, set[int]] = {}
-    path = ""
-    for text in diff.splitlines():
-        if text.startswith("+++ "):
-            path = text[4:]
-        elif hunk := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", text):
-            first, count = int(hunk[1]), int(hunk[2] or 1)
-            lines.setdefault(path, set()).update(range(first, first + count))
-    return lines
-
-
-def changed_mutants(ref: str, modules: Iterable[str]) -> list[tuple[str, Mutant]]:
-    """Module and mutant for every mutant of a line that differs from the merge base with `ref`, drawn."""
-    base = _git("merge-base", ref, "HEAD").strip()
-    diff = _git("diff", "--unified=0", "--no-prefix", "--no-ext-diff", "--no-color", base, "--", *modules)
-    found = []
-    for module, lines in parse_diff(diff).items():
-        if (ROOT / module).exists():  # else it is removed since
-            found += [(module, mutant) for mutant in mutants_of(module, lines)]
-    random.Random(SEED).shuffle(found)  # a spent budget then leaves out no part of a module as a whole
-    return found
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(ROOT), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.stderr.write(f"{' '.join(command)}: {done.stderr.strip() or 'no such commit'}\n")
-        raise SystemExit(2)
-    return done.stdout
-
-
-def check_changed(ref: str, modules: Iterable[str], seconds: float) -> int:
-    """Run mutants of changed lines until the budget is spent; the exit status.
-
-    Parameters
-    ----------
-    ref : str
-        Lines that differ from the merge base of this commit and HEAD are mutated.
-    modules : iterable of str
-    seconds : float
-        No module is started after so many seconds, beside the first, and no mutant after so many, beside its
-        first. The tests of an unchanged module, which have to pass before its first mutant, are counted too.
-
-    Returns
-    -------
-    int
-        1 when a mutant survives.
-    """
-    start = time.monotonic()
-    drawn = changed_mutants(ref, modules)
-    if not drawn:
-        print(f"mutation: no line with a mutant was changed since {ref}")
-        return 0
-    prepare()
-    run = survivors = 0
-    for module in dict.fromkeys(module for module, _ in drawn):
-        if run > 0 and time.monotonic() - start >= seconds:
-            break
-        chosen = [mutant for named, mutant in drawn if named == module]
-        for number, status in run_mutants(module, targets.tests_of(module), chosen):
-            run += 1
-            if status == 0:
-                survivors += 1
-                print(f"{module}:{chosen[number].line}: survives: {chosen[number].change}", flush=True)
-            if time.monotonic() - start >= seconds:
-                break
-    text = f"mutation: {run - survivors} of {run} mutants of the lines changed since {ref} killed"
-    if run < len(drawn):
-        text += f", {len(drawn) - run} left after {time.monotonic() - start:.0f} s of {seconds:g} s"
-    print(text)
-    return int(survivors > 0)
-
-
 def source_of(module: str) -> str:
     return (ROOT / module).read_text(encoding="utf-8")
 
 
-def mutants_of(module: str, lines: set[int] | None = None) -> list[Mutant]:
+def mutants_of(module: str) -> list[Mutant]:
     """Mutants of a module without those that are known to change no behaviour."""
     known = targets.EQUIVALENT.get(module, {})
-    return [
-        mutant for mutant in mutants(source_of(module), lines) if (mutant.code, mutant.change) not in known
-    ]
+    return [mutant for mutant in mutants(source_of(module)) if (mutant.code, mutant.change) not in known]
 
 
 def stale_modules(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
@@ -214,26 +128,19 @@ def run_modules(modules: Iterable[str], sample: int | None, out: Path | None, jo
 
 
 def main() -> None:
-    known = [*targets.product_modules(), *targets.BESIDE]
+    product = targets.product_modules()
     parser = argparse.ArgumentParser(description="Count the mutants that the tests notice.")
-    parser.add_argument("--only", action="append", choices=known, metavar="MODULE", help="repeatable")
+    parser.add_argument("--only", action="append", choices=product, metavar="MODULE", help="repeatable")
     parser.add_argument("--stale", action="store_true", help="run the modules whose row is missing or old")
     parser.add_argument("--sample", type=int, help="mutants of each module instead of its own; 0 for all")
     parser.add_argument("--out", type=Path, help="the report to write; default: the committed one")
     parser.add_argument("--jobs", type=int, default=JOBS, help="mutants that run at once")
-    parser.add_argument("--changed-since", metavar="REF", help="mutate the lines changed since a commit")
-    parser.add_argument("--seconds", type=float, default=60, help="budget of --changed-since")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the forks, too
-    if options.changed_since is not None:
-        if options.out is not None or options.stale:
-            parser.error("--out, --stale: wanted neither with --changed-since, whose figures are no score")
-        modules = options.only or known
-        raise SystemExit(check_changed(options.changed_since, modules, options.seconds))
     out = options.out
     if out is None and options.sample is None:
         out = REPORT
-    modules = options.only or targets.product_modules()
+    modules = options.only or product
     if options.stale:
         stale = stale_modules(rows_in(out or REPORT))
         modules = [module for module in modules if module in stale]

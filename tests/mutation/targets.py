@@ -36,13 +36,14 @@ _OP_FILES = (
 )
 _WITHOUT_COMPILING = ("-k", "not opcheck and not compiled")
 _OPS = (*_OP_FILES, *_WITHOUT_COMPILING)
-_VLLM_SLICES = "test_integration_vllm_slices.py"
+_VLLM_POINTS, _VLLM_SLICES = "test_integration_vllm_points.py", "test_integration_vllm_slices.py"
 _VLLM = (
-    *("test_integration_vllm.py", _VLLM_SLICES),
+    *("test_integration_vllm.py", _VLLM_SLICES, _VLLM_POINTS),
     *("-k", "not doctor and not register_imports and not entry_point"),
 )
 _VLLM_SAMPLER = (
     "test_integration_vllm_logprobs.py",
+    _VLLM_POINTS,
     "test_integration_vllm_sampler.py",
     "test_integration_vllm_sampler_verify.py",
 )
@@ -58,7 +59,7 @@ _TENSORRT_LLM = (
 )
 _IN_THIS_PROCESS = (
     "not worker_that and not parent_to_worker and not worker_process and not process_that"
-    " and not broken_integration and not metrics_files and not on_every_python"
+    " and not broken_integration and not metrics_files"
 )
 _INSTALL = (
     *("test_integration_install.py", "test_integration_upstream.py", "test_integration_counters.py"),
@@ -114,7 +115,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/integrations/_kit/device.py": ("test_integration_kit.py",),
     "gvr_topk/integrations/_kit/engine.py": (*_SGLANG, *_VLLM),
     "gvr_topk/integrations/_kit/environment.py": (
-        *("test_integration_verify.py", "test_integration_vllm_logprobs.py", "test_cli.py"),
+        *("test_integration_verify.py", _VLLM_POINTS, "test_cli.py"),
         *_INSTALL,
     ),
     "gvr_topk/integrations/_kit/log.py": (*_SGLANG, *_VLLM),
@@ -151,23 +152,6 @@ FOLDERS = {
     "gvr_topk/sampling/": _SAMPLING,
 }
 """The same for all other modules of a folder."""
-
-BESIDE: dict[str, tuple[str, ...]] = {
-    "eval/campaigns/configs.py": ("test_eval_inputs.py",),
-    "eval/campaigns/evidence.py": ("test_eval_evidence.py",),
-    "eval/campaigns/runs.py": ("test_eval_runs.py",),
-    "eval/campaigns/store.py": ("test_eval_runs.py",),
-    "eval/campaigns/verdicts.py": ("test_eval_verdicts.py",),
-    "gvr_topk/evaluation/oracle.py": ("test_oracle.py",),
-    "gvr_topk/evaluation/paper_reference.py": (
-        "test_paper_reference.py",
-        "-k",
-        "not shipped and not adversarial",
-    ),
-    "gvr_topk/evaluation/replay.py": ("test_replay.py",),
-    "gvr_topk/evaluation/trace.py": ("test_trace.py",),
-}
-"""Modules outside of the product whose changed lines are mutated, and which have no row in the report."""
 
 _NO_SMALLER_KEY = "the least key of a score is that of -inf, 0x7FFFFF"
 _FLAG_IS_CHECKED = "a flag that is compared with one bool less is checked, which returns the same, later"
@@ -279,7 +263,7 @@ def product_modules() -> list[str]:
 def tests_of(module: str) -> tuple[str, ...]:
     """Return the tests of a module, as pytest takes them."""
     folder = module.rpartition("/")[0] + "/"
-    return {**TARGETS, **BESIDE}.get(module) or FOLDERS[folder]
+    return TARGETS.get(module) or FOLDERS[folder]
 
 
 def sample_of(module: str) -> int:

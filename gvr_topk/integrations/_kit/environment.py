@@ -1,43 +1,8 @@
-"""Environment variables of the integrations, and what each of them says.
+"""Environment variables of the integrations, as docs/interface.md lists them, and what each of them says.
 
-``GVR_TOPK_DISABLE=1``
-    Nothing of any engine is touched in this process. The values empty, ``0``, ``false``, ``no`` and ``off``
-    count as unset. TensorRT-LLM's configuration then accepts our YAML keys and ignores them.
-``GVR_TOPK_VERIFY=N``, ``TRTLLM_GVR_TOPK_VERIFY=N``
-    The first N calls of each op outside of CUDA graphs are compared with the engine's own result. The second
-    name also reaches the workers of TensorRT-LLM, which it starts with the variables ``TRTLLM*``.
-``GVR_TOPK_VLLM``, ``GVR_TOPK_SGLANG``
-    ``0`` off; ``1`` on where the engine chooses the top-k itself; ``force`` on also where another top-k was
-    chosen, and in versions that this package does not know, as long as what it hooks fits. Unset is ``1`` for
-    vLLM and ``0`` for SGLang.
-``GVR_TOPK_SAMPLER``
-    ``1``, or ``force``, on: `gvr_topk.sampling` draws the tokens of vLLM's V2 model runner, and computes the
-    log-probabilities; it draws SGLang's tokens, too. ``drafts`` is that, and accepts the drafts of vLLM that
-    equal the tokens drawn. Unset is ``0``. The integration itself has to be on.
-``GVR_TOPK_VLLM_SLICES``
-    ``1``, or ``force``, on: vLLM scores long prompts in slices of their keys. Unset is ``0``. It needs the
-    integration itself to be on.
-``GVR_TOPK_VLLM_DCP``
-    ``1``, or ``force``, on: ranks of vLLM's decode context parallelism agree on the k-th score in place of
-    merging candidates. Unset is ``0``. It needs the integration itself to be on. The same on all ranks.
-``GVR_TOPK_VLLM_METRICS_DIR``
-    Directory in which every process of vLLM keeps a file of its counters in Prometheus text format.
-``TRTLLM_GVR_TOPK``
-    ``0`` off, ``1`` on, ``force`` on also where TensorRT-LLM would run another top-k of its own. It overrules
-    the YAML. Set by the user, and to ``0`` by us under ``GVR_TOPK_DISABLE``, for the workers.
-``TRTLLM_GVR_TOPK_SAMPLER``
-    ``1``, or ``force``, on: `gvr_topk.sampling` computes the tokens and the probabilities of TensorRT-LLM's
-    fused sampler. Unset is ``0``. It needs the integration itself to be on.
-``TRTLLM_GVR_TOPK_OPTIONS``
-    JSON with the keys of the YAML section ``gvr_topk``; it overrules the YAML too.
-``TRTLLM_GVR_TOPK_YAML``
-    What the YAML that was validated last asks for, as JSON. Set by us, never by the user: worker processes
-    are started with the parent's ``TRTLLM*`` variables and nothing else of ours.
-``TRTLLM_GVR_TOPK_METRICS_DIR``
-    Directory in which every process keeps a file of its counters in Prometheus text format.
-``TRTLLM_ENABLE_PDL=1``
-    TensorRT-LLM's own variable: its kernels are launched while the previous kernel is still running. Our
-    kernels are then launched in the same way.
+The values empty, ``0``, ``false``, ``no`` and ``off`` of ``GVR_TOPK_DISABLE`` count as unset. Worker
+processes of TensorRT-LLM are started with the parent's ``TRTLLM*`` variables and nothing else of ours: what
+has to reach them has such a name, and under ``GVR_TOPK_DISABLE`` we set ``TRTLLM_GVR_TOPK`` to ``0`` there.
 """
 
 from __future__ import annotations
@@ -205,8 +170,6 @@ def describe() -> list[tuple[str, str]]:
         if variable == DISABLE:
             text += ": no engine is touched" if disabled() else ": counts as unset"
         rows.append((variable, text))
-    if problem := unreadable():
-        rows.append((YAML, problem))
     return rows
 
 
@@ -238,34 +201,14 @@ def withdraw() -> None:
     os.environ.pop(YAML, None)
 
 
-def unreadable() -> str:
-    """Say why what a configuration has published counts as absent; empty if it can be read.
-
-    Only a stale or foreign value of the variable is unreadable.
-    """
-    try:
-        _read_published()
-    except (ValueError, RecursionError) as error:
-        text = os.environ[YAML]
-        got = repr(text if len(text) <= 60 else text[:60] + "...")
-        return f"{YAML} counts as unset: wanted what this package wrote, got {got} ({type(error).__name__})"
-    return ""
-
-
 def _published() -> dict[str, Any]:
-    try:
-        return _read_published()
-    except (ValueError, RecursionError):
-        return {}
-
-
-def _read_published() -> dict[str, Any]:
+    """Read what was published; nothing where the variable holds what only another package can have left."""
     from gvr_topk.config import GvrTopkConfig
 
-    published = json.loads(os.environ.get(YAML) or "{}")
-    if not isinstance(published, dict) or not published.keys() <= {"enable", "options"}:
-        raise ValueError("wanted an object with enable and options")
-    if not isinstance(published.get("enable", False), bool):
-        raise ValueError("enable: wanted true or false")
-    GvrTopkConfig.model_validate(published.get("options", {}))
-    return published
+    try:
+        published = json.loads(os.environ.get(YAML) or "{}")
+        known = published.keys() <= {"enable", "options"} and isinstance(published.get("enable", False), bool)
+        GvrTopkConfig.model_validate(published.get("options", {}))
+    except (ValueError, AttributeError, RecursionError):
+        return {}
+    return published if known else {}

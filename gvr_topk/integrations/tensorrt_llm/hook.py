@@ -293,8 +293,6 @@ class LayerHook:
         self._say("warning", f"{what}: {one_line(error)}")
 
     def _open_manager(self, metadata: Any, manager: Any) -> HintState | NotServed:
-        if problem := environment.unreadable():
-            self._say("warning", problem)
         mode = environment.mode()
         if mode is Mode.OFF:
             return NotServed("not asked for")

@@ -112,8 +112,6 @@ class _Integration:
         """Publish what a validated configuration asks for, or say that it is ignored."""
         reason = f"{environment.DISABLE} is set" if environment.disabled() else self.refused
         if not reason:
-            if problem := environment.unreadable():
-                self.say("warning", problem)
             environment.publish(enable, options)
         elif enable:
             if environment.disabled():
