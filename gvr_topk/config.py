@@ -72,6 +72,10 @@ class Problem:
         return f"{place}: {key}wanted {self.wanted}, got {self.got}{hint}"
 
 
+MOST_BYTES = 1 << 20
+"""Of a file, far above what a serving configuration has."""
+
+
 class ConfigError(ValueError):
     """A configuration cannot be used; one line per problem.
 
@@ -278,10 +282,13 @@ def load_config(path: str | Path) -> ServeConfig:
 
 
 def read_text(path: str | Path) -> str:
-    """Read a YAML file; raises as `load_config`."""
-    source = str(path)
+    """Read a YAML file, a regular one of at most `MOST_BYTES`; raises as `load_config`."""
+    source, file = str(path), Path(path)
     try:
-        return Path(path).read_text(encoding="utf-8")
+        if file.exists() and not (file.is_file() and file.stat().st_size <= MOST_BYTES):
+            wanted = f"a YAML file, a regular one of at most {MOST_BYTES} bytes"
+            raise ConfigFileError([Problem(source, "", wanted, "another kind of file, or more")])
+        return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         got = f"bytes that are not UTF-8 at offset {error.start}"
         raise ConfigError([Problem(source, "", "UTF-8 text", got)]) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,15 @@ import pytest
 import yaml
 
 from gvr_topk.arguments import PAPER_K
-from gvr_topk.config import ConfigError, ConfigFileError, GvrTopkConfig, load_config, parse_config, parse_text
+from gvr_topk.config import (
+    MOST_BYTES,
+    ConfigError,
+    ConfigFileError,
+    GvrTopkConfig,
+    load_config,
+    parse_config,
+    parse_text,
+)
 from gvr_topk.constants import Path as OpPath
 from gvr_topk.policy import plan
 
@@ -289,9 +298,14 @@ def test_aliases_that_lead_back_end(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    for path, got in ((tmp_path, "is a directory"), (tmp_path / "nowhere.yaml", "no such file")):
-        with pytest.raises(ConfigFileError, match=rf"{path}: wanted a YAML file, got {got}$"):
+    pipe, large = tmp_path / "pipe", tmp_path / "large.yaml"
+    os.mkfifo(pipe)  # to read it would wait for a writer
+    large.write_text("#" * (MOST_BYTES + 1))
+    for path in (tmp_path, pipe, large):
+        with pytest.raises(ConfigFileError, match="a regular one of at most 1048576 bytes, got another"):
             load_config(path)
+    with pytest.raises(ConfigFileError, match="no such file"):
+        load_config(tmp_path / "nowhere.yaml")
 
 
 def test_binary_file(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ GVR_DEVICE bool is_named_later(const TopkParams& p, int next_n, int row, int slo
     // Lanes behind the last row look at it as well, so that all make as many rounds.
     named |= p.row_slot[min(first + next_n * lane, p.rows - 1)] == slot;
   }
+  ptx::reconverge(ptx::unknown_zero());  // Lanes may have come here apart, from what each has sent.
   return __any_sync(0xffffffffu, named);
 }
 

@@ -31,7 +31,8 @@ GVR_DEVICE RowView<T> row_buffer(const TopkParams& p, bool aligned, int row) {
 }
 
 // Loads `count` elements at `p` one by one, packed as a 16-byte load would bring them. It is out of line:
-// only the last vector of a row and unaligned rows need it, and inlined it would fill the instruction cache.
+// only the last vector of a row and unaligned rows of 16 bits need it, and inlined it would fill the
+// instruction cache.
 template <typename T>
 __device__ __noinline__ uint4 load_elements(const T* p, int count) {
   const uint4 absent = negative_infinity_vec<T>();

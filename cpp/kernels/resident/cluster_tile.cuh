@@ -84,15 +84,14 @@ struct ClusterTile {
       for (int i = ctx.lane; i < words; i += 32) {
         ptx::copy_few_async<4>(address(i / 4) + 4 * (i % 4), ctx.row.data + warp_begin + i);
       }
-      whole = left;
+      ptx::reconverge(ctx.zero);  // Lanes have copied different numbers of words.
     }
     ptx::commit_copies();
-    if (traits.has(LaunchTraits::kWholeVectors)) return;
-    const bool copied = ctx.row.aligned || kCopiesWords<T>;
+    if (traits.has(LaunchTraits::kWholeVectors) || (kCopiesWords<T> && !ctx.row.aligned)) return;
 #pragma unroll 1
     for (int j = 0; j < vecs; ++j) {
       const int at = j * kGroup;
-      if (at < left && (!copied || at >= whole)) {
+      if (at < left && (!ctx.row.aligned || at >= whole)) {
         ptx::store_shared(address(32 * j + ctx.lane), load_elements(data + at, left - at));
       }
     }

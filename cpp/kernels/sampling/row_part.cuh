@@ -92,7 +92,7 @@ struct alignas(16) SampleShared {
 };
 static_assert(sizeof(SampleShared) <= kSampleFixedBytes);
 // A thread has a bit for each of its vectors.
-static_assert(max_sample_bytes(90) / kMaxSampleCtas / (16 * kThreads) < 64);
+static_assert((max_sample_bytes(90) / kMaxSampleCtas + 16 * kThreads - 1) / (16 * kThreads) < 64);
 
 // A digit of a mass. A CTA's part of a row has less than 2^17 elements, so sums of digits fit 32 bits.
 constexpr int kLimbBits = 15;

@@ -84,7 +84,9 @@ struct CtaTile {
       }
     }
     if (whole || (row.aligned && there % kPerVec<T> == 0)) return;
-    if (kCopiesWords<T> && !row.aligned) return load_words(there - first, data);
+    if constexpr (kCopiesWords<T>) {
+      if (!row.aligned) return load_words(there - first, data);
+    }
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
       const int left = there - first - j * kGroup;

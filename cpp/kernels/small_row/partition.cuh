@@ -109,7 +109,8 @@ GVR_DEVICE void select_boundary(const Context& ctx, const Tile& tile, Bins& bins
     for_each_together(partition.inside, [&](bool there, uint32_t index, const auto&) {
       const uint64_t key = key_of(tile.bits_at(index));
       const uint64_t item = key << 32 | ~tile.position(ctx.lane, index);
-      ptx::store_shared_if(there && slot < kRankDirectly, boundary + sizeof(item) * slot++, item);
+      ptx::store_shared_if(there && slot < kRankDirectly, boundary + sizeof(item) * slot, item);
+      ++slot;
     });
   }
   __syncthreads();

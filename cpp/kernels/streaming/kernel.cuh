@@ -108,6 +108,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (traits.has(LaunchTraits::kReadsState)) {
     fetch(1, kRingDepth);
     ptx::wait_copies<kRingDepth>();
+    ptx::reconverge(ctx.zero);  // Lanes have fetched the row's end.
     moments = Moments(ctx, probe);
     state = shared_state(smem.facts.state);
     if (ctx.ctas > 1) ptx::cluster_wait();
@@ -115,6 +116,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     const RowSampler sampling = sampling_of(ctx, traits, probe);
     ptx::wait_copies<1>();
+    ptx::reconverge(ctx.zero);  // See above.
     if (ctx.ctas > 1) ptx::cluster_wait();
     interval = guess_without_state(ctx, traits, probe, sampling, [&] { fetch(1, kRingDepth); });
   }
