@@ -304,7 +304,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path in (tmp_path, pipe, large):
         with pytest.raises(ConfigFileError, match="a regular one of at most 1048576 bytes, got another"):
             load_config(path)
-    with pytest.raises(ConfigFileError, match="got no such file$"):
+    with pytest.raises(ConfigFileError, match=r"got no such file$"):
         load_config(tmp_path / "nowhere.yaml")
 
 
