@@ -26,7 +26,6 @@ from gvr_topk.constants import (
     MAX_ROWS,
     MAX_WIDTH,
     PAPER_MAX_WIDTH,
-    PHASE_STAMPS,
     STATE_FLOATS,
     Path,
     StatsColumn,
@@ -66,8 +65,6 @@ class DecodeArguments(NamedTuple):
 
     Attributes
     ----------
-    phase_clocks : Tensor, ``[rows, 8]``, int64, or None
-        Output: SM clock at phase boundaries, written only by libraries built with ``GVR_PHASE_TIMING``.
     flags : int
         Sum of `FLAG_PDL`, `FLAG_CLAMP_PAGES`, `FLAG_DROP_MASKED` and `FLAG_QUANTILE_GUESS` (paper's kernel:
         first threshold from the ``1 - alpha`` quantile of the hinted values instead of their mean).
@@ -95,7 +92,6 @@ class DecodeArguments(NamedTuple):
     path: int = 0
     max_ctas: int = 0
     ctas_per_row: int = 0
-    phase_clocks: Output | None = None
 
 
 class PrefillArguments(NamedTuple):
@@ -578,7 +574,6 @@ def check_decode(a: DecodeArguments) -> None:
     if a.counts is not None:
         DECODE.tensor("counts", a.counts, a.logits, torch.int32, (rows,))
     DECODE.row_table("stats", a.stats, a.logits, torch.int32, len(StatsColumn))
-    DECODE.row_table("phase_clocks", a.phase_clocks, a.logits, torch.int64, PHASE_STAMPS)
     DECODE.integer("hint_offset", a.hint_offset, -MAX_WIDTH, MAX_WIDTH)
     DECODE.integer("path", a.path, 0, len(Path) - 1)
     DECODE.flag_bits(a.flags, FLAG_PDL | FLAG_QUANTILE_GUESS | FLAG_CLAMP_PAGES | FLAG_DROP_MASKED)

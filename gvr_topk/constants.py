@@ -145,9 +145,6 @@ HEADER_WORDS = 3
 MAX_RANKED_TOKENS = 1024
 """Most tokens of a row that a GPU ranks by their log-probabilities."""
 
-PHASE_STAMPS = 8
-"""Columns of `phase_clocks`."""
-
 FLAG_PDL = 1
 """Flag: launch with programmatic stream serialization."""
 

@@ -45,7 +45,6 @@ NUMBERS = {
     "kMaxTimeoutNs": "Longest time that an exchange waits for a rank, in nanoseconds: a day.",
     "kHeaderWords": "Words of 8 bytes in which ranks have to agree.",
     "kMaxRankedTokens": "Most tokens of a row that a GPU ranks by their log-probabilities.",
-    "kPhaseStamps": "Columns of `phase_clocks`.",
     "kFlagPdl": "Flag: launch with programmatic stream serialization.",
     "kFlagQuantileGuess": "Flag: the paper's kernel guesses a quantile of the hinted values, not their mean.",
     "kFlagClampPages": "Flag: a row sees no more than its pages hold.",

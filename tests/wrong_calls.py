@@ -212,7 +212,6 @@ WRONG: list[Row] = [
     ("clamp_pages: wanted a page_table beside it, got None", {"flags": FLAG_CLAMP_PAGES}),
     ("page_table: wanted shape [2, any], got [3, 4]", {**PAGES, "page_table": i32(3, 4)}),
     *(("page_size: wanted a page_table beside it, got None", size) for size in (16, -5)),
-    ("phase_clocks: wanted contiguous rows, got strides (0, 1)", i64(2, 8, strides=(0, 1))),
     (f"next_state: wanted shape [2, {STATE_FLOATS}], got [2, 3]", f32(2, 3)),
     ("next_state: wanted contiguous rows, got strides (8, 1)", f32(2, 4, strides=(8, 1))),
     (f"next_state: {ADDRESS}", f32(2, 4, offset=1)),
@@ -241,7 +240,6 @@ WRONG: list[Row] = [
     shared("state", "out", f32(4, 4), i32(2, 8)),
     shared("next_state", "state", f32(2, STATE_FLOATS), f32(2, STATE_FLOATS)),
     shared("next_state", "state", f32(2, STATE_FLOATS, offset=STATE_FLOATS), f32(2, STATE_FLOATS)),
-    shared("phase_clocks", "stats", i64(2, 8), i32(2, 8, offset=8)),
 ]
 """What every implementation says of a call of the decode op, and what is wrong with it."""
 

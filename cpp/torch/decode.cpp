@@ -32,7 +32,6 @@ TopkParams make_params(const DecodeArguments& a) {
   p.slots_stride = a.slots ? a.slots->stride(0) : 0;
   p.counts = pointer<int32_t>(a.counts);
   p.stats = pointer<int32_t>(a.stats);
-  p.phase_clocks = pointer<int64_t>(a.phase_clocks);
   p.pages_per_request = a.page_table ? clamped(a.page_table->size(1)) : 0;
   p.rows = static_cast<int32_t>(a.logits.size(0));
   p.compress_ratio = static_cast<int32_t>(a.compress_ratio);

@@ -77,19 +77,10 @@ def _why_refused(variant: Variant, rows: int, width: int, k: int, dtype: torch.d
     return ""
 
 
-def prepare_ours(
-    chain: Chain,
-    variant: Variant = VARIANTS[HINTED],
-    *,
-    ctas_per_row: int = 0,
-    quantile: bool = True,
-    clocks: Tensor | None = None,
-) -> Prepared:
+def prepare_ours(chain: Chain, variant: Variant = VARIANTS[HINTED], *, ctas_per_row: int = 0) -> Prepared:
     """Bind a variant of the op to a chain, of which every row keeps its slot for all steps.
 
-    0 CTAs per row follow the plan. With `quantile` the first threshold of the paper's kernel comes from the
-    quantile, as is the op's default. A library built with ``GVR_PHASE_TIMING`` writes its stamps to `clocks`,
-    int64 ``[count, batch, 8]``.
+    0 CTAs per row follow the plan.
     """
     device, results = chain.logits.device, chain.outputs()
     slots = chain.batch + SPARE_SLOTS if variant.row_slot else chain.batch
@@ -97,7 +88,7 @@ def prepare_ours(
     row_slot = order[: chain.batch].to(device, torch.int32) if variant.row_slot else None
     state = TopkState(slots, chain.k, device, keep_indices=variant.indices) if variant.state else None
     words, indices = (None, None) if state is None else (state.words, state.indices)
-    flags = FLAG_QUANTILE_GUESS * quantile + FLAG_PDL * variant.pdl
+    flags = FLAG_QUANTILE_GUESS + FLAG_PDL * variant.pdl
 
     def launch(step: int, stats: Tensor | None = None) -> None:
         launch_op(
@@ -109,7 +100,6 @@ def prepare_ours(
                 state=words,
                 indices=indices,
                 stats=stats,
-                phase_clocks=None if clocks is None else clocks[step],
                 k=chain.k,
                 path=parse_path(variant.path),
                 flags=flags,

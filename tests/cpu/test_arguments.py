@@ -206,7 +206,7 @@ def test_every_argument_reaches_the_op(op: Op, flag: str | None, path: Path, lau
     if op in (decode, prefill):
         wanted["path"] = int(path)
     if op is decode:
-        wanted |= {"state": kept.words, "indices": kept.indices, "phase_clocks": None, "ctas_per_row": 0}
+        wanted |= {"state": kept.words, "indices": kept.indices, "ctas_per_row": 0}
         wanted["flags"] += FLAG_QUANTILE_GUESS
     assert set(wanted) == set(launched[0]._fields)
     for name, value in wanted.items():
@@ -268,7 +268,7 @@ SCHEMAS = {
     "decode": f"{USUAL}, Tensor? page_table=None, int page_size=0, "
     "Tensor(c!)? slots=None, Tensor(d!)? indices=None, Tensor(e!)? next_state=None, "
     "Tensor(f!)? counts=None, Tensor(g!)? stats=None, int hint_offset=0, int path=0, int max_ctas=0, "
-    "int ctas_per_row=0, Tensor(h!)? phase_clocks=None",
+    "int ctas_per_row=0",
     "prefill": "Tensor logits, Tensor row_starts, Tensor row_ends, Tensor(a!) out, "
     "int k, Tensor? row_request=None, Tensor? offsets=None, Tensor(b!)? counts=None, "
     "Tensor? page_table=None, Tensor(c!)? slots=None, Tensor(d!)? stats=None, int page_size=0, "

@@ -83,7 +83,6 @@ CPU = ("--device", "cpu")
         (["fuzz", *CPU, "--seed", "-5"], "should be greater than or equal to 0"),
         (["fuzz", *CPU, "--seed", "100000000000000000000"], "should be less than or equal to"),
         (["host", *CPU, "--calls", "0"], "should be greater than or equal to 1"),
-        (["phases", "--traces", "nowhere"], "'nowhere' does not exist"),
         (["bench", "--traces", "nowhere"], "'nowhere' does not exist"),
         (
             ["tpot", "--model", "m", "--prompts", f"a={PROMPTS}", "--entry", "0", "--mtp", "7"],

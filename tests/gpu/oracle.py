@@ -65,7 +65,7 @@ def call(
     **others: Any,
 ) -> DecodeArguments:
     """The arguments of a call as the op's users give them, beside those that are for measurements only."""
-    tensors = ("row_slot", "counts", "page_table", "slots", "stats", "phase_clocks")
+    tensors = ("row_slot", "counts", "page_table", "slots", "stats")
     return DecodeArguments(
         logits=logits,
         seq_lens=lengths,

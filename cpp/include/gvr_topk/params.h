@@ -55,9 +55,6 @@ constexpr float kStateValueOnly = 96.0f;  // a k-th value, but no z-score
 constexpr float kStateInfinite = 112.0f;  // the k-th value was +inf or NaN
 constexpr float kStateMasked = 128.0f;    // the k-th value was -inf
 
-// Columns of the optional tensor of phase stamps.
-constexpr int32_t kPhaseStamps = 8;
-
 // The fields that kernels need first come first. Parameters are fetched 64 bytes at a time, and the first 56
 // bytes share a fetch with the launch traits.
 struct TopkParams {
@@ -80,10 +77,9 @@ struct TopkParams {
   int64_t page_table_stride;
   int32_t* slots;  // [rows, >= k] or null: cache slots go here, and to `indices` where this is null
   int64_t slots_stride;
-  float* next_state;      // [rows, kStateFloats] or null: each row leaves its state here, not in its slot
-  int32_t* counts;        // [rows] or null: how many items were written
-  int32_t* stats;         // [rows, kStatColumns] or null
-  int64_t* phase_clocks;  // [rows, kPhaseStamps] or null; written only by builds with GVR_PHASE_TIMING
+  float* next_state;  // [rows, kStateFloats] or null: each row leaves its state here, not in its slot
+  int32_t* counts;    // [rows] or null: how many items were written
+  int32_t* stats;     // [rows, kStatColumns] or null
   int32_t pages_per_request;
   int32_t rows;
   int32_t compress_ratio;  // keys per score: lengths count keys, rows hold scores

@@ -4,7 +4,6 @@
 
 #include "cluster/messages.cuh"
 #include "cluster/row_context.cuh"
-#include "core/row_report.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -95,9 +94,8 @@ GVR_DEVICE CountResult read_headers(const RowContext<T>& ctx, const KeyInterval&
 // Exchanges the counts and lists of all CTAs. `meanwhile` runs while they are under way.
 template <typename T, typename Meanwhile>
 GVR_DEVICE CountResult exchange_lists(const RowContext<T>& ctx, const KeyInterval& interval, uint32_t parity,
-                                      PhaseClock& clock, Meanwhile meanwhile) {
+                                      Meanwhile meanwhile) {
   __syncthreads();
-  clock.stamp();
   send_and_wait(ctx, interval, parity, meanwhile);
   return read_headers(ctx, interval);
 }

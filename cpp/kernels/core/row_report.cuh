@@ -1,5 +1,4 @@
-// The optional statistics of a row, and stamps of the SM clock at phase boundaries, which are compiled in by
-// GVR_PHASE_TIMING only (paper, appendix H).
+// The optional statistics of a row.
 #pragma once
 
 #include <cstdint>
@@ -49,24 +48,6 @@ struct RowReport {
   GVR_DEVICE void write(int32_t* stats) const {
     write_stats(stats, reason, passes, static_cast<int>(candidates), 0, -1, source, guess_hit, rounds);
   }
-};
-
-struct PhaseClock {
-#ifdef GVR_PHASE_TIMING
-  int64_t* out;
-  bool active;
-  int next = 0;
-
-  __device__ PhaseClock(int64_t* clocks, int row, bool writer)
-      : out(clocks + row * kPhaseStamps), active(clocks != nullptr && writer) {}
-
-  GVR_DEVICE void stamp() {
-    if (active && next < kPhaseStamps) out[next++] = clock64();
-  }
-#else
-  GVR_DEVICE PhaseClock(int64_t*, int, bool) {}
-  GVR_DEVICE void stamp() {}
-#endif
 };
 
 }  // namespace gvr_topk

@@ -30,8 +30,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   ptx::grid_take_over();
   RowJob<T, true> job(p, traits, storage);
   const RowContext<T>& ctx = job.ctx;
-  PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
-  clock.stamp();
   prepare_exchange(ctx);
   StepState state = job.load_state_early(p, traits);
   job.load_state_late(p, traits, state);
@@ -62,12 +60,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (!traits.has(LaunchTraits::kReadsState) && needs_narrowing(ctx)) {
     agreed = narrow(ctx, interval, exchanges++);
   }
-  clock.stamp();
 
   // Verify, refine and emit.
   constexpr int kDepth = is_small_arch(kArch) ? 1 : kRingDepth;
   const FallbackState start{FallbackStage::kGuess, interval, interval.source, exchanges, 0, ctx.row.n};
-  if (!agreed || !run_stages(p, traits, job, start_stream<kDepth>(ctx), start, clock)) {
+  if (!agreed || !run_stages(p, traits, job, start_stream<kDepth>(ctx), start)) {
     radix_fallback_from_start<true>(p, traits, ctx, interval.source, exchanges + agreed);
   }
 }

@@ -8,7 +8,6 @@
 #include "cluster/guess.cuh"
 #include "cluster/radix_select.cuh"
 #include "cluster/row_job.cuh"
-#include "core/row_report.cuh"
 #include "fallback/two_reads.cuh"
 
 namespace gvr_topk::fallback {
@@ -44,7 +43,7 @@ struct FallbackState {
 // CTAs turn out to have read different lengths or to have guessed different intervals.
 template <typename T, bool kOptions, typename Stream>
 GVR_DEVICE bool run_stages(const TopkParams& p, const LaunchTraits& traits, const RowJob<T, kOptions>& job,
-                           const Stream& stream, const FallbackState& start, PhaseClock& clock) {
+                           const Stream& stream, const FallbackState& start) {
   const RowContext<T>& ctx = job.ctx;
   FallbackStage stage = start.stage;
   KeyInterval interval = start.interval, range = KeyInterval::everything();  // where radix rounds start
@@ -55,7 +54,7 @@ GVR_DEVICE bool run_stages(const TopkParams& p, const LaunchTraits& traits, cons
 #pragma unroll 1
   while (true) {
     if (stage == FallbackStage::kRadix) interval = radix_select(ctx, stream, range, exchanges, rounds);
-    result = verify(ctx, stream, interval, exchanges++ & 1, own, clock);
+    result = verify(ctx, stream, interval, exchanges++ & 1, own);
     ++passes;
     if (!result.agreed && stage == FallbackStage::kGuess) {
       ptx::wait_copies<0>();
@@ -72,17 +71,14 @@ GVR_DEVICE bool run_stages(const TopkParams& p, const LaunchTraits& traits, cons
     }
   }
   passes += rounds;
-  clock.stamp();
   const ListedKeys listed(ctx);
   const Threshold threshold = select_kth(ctx, interval, listed, result, snaps);
   const uint32_t kth = threshold.key;
-  clock.stamp();
   job.count_hint_hits(p, traits, kth);
   const OutputWriter output = job.output(p, traits);
   const int items = job.count_items(traits, kth, result.above);
-  emit(ctx, stream, interval, listed, own, threshold, items, output, clock);
+  emit(ctx, stream, interval, listed, own, threshold, items, output);
   job.finish_dropped(p, traits, output, items);
-  clock.stamp();
   StepState* const next = job.next_state_slot(p, traits, output);
   if (job.writer && next != nullptr) *next = next_state(ctx, Moments(), kth, interval, result);
   job.report(p, traits, passes, result.inside, snaps, start.source,
@@ -101,10 +97,9 @@ __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTra
     return;
   }
   const RowContext<T>& ctx = job.ctx;
-  PhaseClock clock(nullptr, 0, false);
   restart_counts(ctx);
   // All CTAs have the same interval and length, so they agree.
-  run_stages(p, traits, job, start_stream<1>(ctx), start, clock);
+  run_stages(p, traits, job, start_stream<1>(ctx), start);
 }
 
 // Starts over with radix rounds after some exchanges. CTAs may have read different lengths; the length that

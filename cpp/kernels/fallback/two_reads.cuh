@@ -7,7 +7,6 @@
 #include "cluster/select.cuh"
 #include "core/output_writer.cuh"
 #include "core/part_stream.cuh"
-#include "core/row_report.cuh"
 #include "ptx/warp.cuh"
 
 namespace gvr_topk::fallback {
@@ -57,7 +56,7 @@ struct WarpCounts {
 
 template <typename T, typename Stream>
 GVR_DEVICE CountResult verify(const RowContext<T>& ctx, const Stream& stream, const KeyInterval& interval,
-                              uint32_t parity, WarpCounts& own, PhaseClock& clock) {
+                              uint32_t parity, WarpCounts& own) {
   Shared& smem = *ctx.shared;
   const IntervalTest test(interval);
   const uint32_t tie_key = interval.tie_key();
@@ -86,7 +85,7 @@ GVR_DEVICE CountResult verify(const RowContext<T>& ctx, const Stream& stream, co
   smem.keys.template clear<kThreads>();
   if (ctx.thread == 0) smem.few_count = 0;
   ptx::reconverge(ctx.zero);
-  return exchange_lists(ctx, interval, parity, clock, [] {});
+  return exchange_lists(ctx, interval, parity, [] {});
 }
 
 // Counts the listed keys above the k-th key and those equal to it, for each CTA's segment.
@@ -155,11 +154,10 @@ GVR_DEVICE OutputCursor cursor_of_part(const RowContext<T>& ctx, const KeyInterv
 template <typename T, typename Stream>
 GVR_DEVICE void emit(const RowContext<T>& ctx, const Stream& stream, const KeyInterval& interval,
                      const ListedKeys& listed, const WarpCounts& own, const Threshold& threshold, int items,
-                     const OutputWriter& output, PhaseClock& clock) {
+                     const OutputWriter& output) {
   const uint32_t kth = threshold.key;
   count_segments(ctx, listed, kth);
   count_parts(ctx, stream, interval, own, kth);
-  clock.stamp();
   const bool takes_all = threshold.takes_all() && items == ctx.k;
   emit_part(stream, kth, takes_all, cursor_of_part(ctx, interval, kth, items),
             [&](uint32_t item, int position) { output.put(item, position); });

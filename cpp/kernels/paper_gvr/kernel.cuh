@@ -42,8 +42,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   job.agree_on_length(p, traits);
   ptx::reconverge(job.ctx.zero);
   job.requested_slot = facts.slot;
-  PhaseClock clock(p.phase_clocks, job.row, job.writer);
-  clock.stamp();
   if (job.is_short()) return job.write_short(p, traits);
 
   const HintView hint = job.hint(p, traits);
@@ -68,11 +66,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Guess.
   GuessSample sampled = hinted;
   const Guess first = guess(ctx, sampled, facts.state.z_score, p.quantile_guess);
-  clock.stamp();
 
   // Verify.
   SearchResult result = search(ctx, first, sampled);
-  clock.stamp();
 
   OutputWriter output;
   StepState* next;
@@ -82,7 +78,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (result.done != SearchEnd::kKey) {
     // Collect.
     collect(ctx, result);
-    clock.stamp();
     // Refine.
     kth = snap(ctx, result.count);
     items = partition(ctx, traits, result.count, kth.key, output);
@@ -97,18 +92,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     const KeyInterval interval =
         fallback::radix_select(job.ctx, stream, KeyInterval::everything(), exchanges, rounds);
     fallback::WarpCounts own;
-    const CountResult counted = fallback::verify(job.ctx, stream, interval, 0, own, clock);
+    const CountResult counted = fallback::verify(job.ctx, stream, interval, 0, own);
     const ListedKeys listed(job.ctx);
     const Threshold threshold = select_kth(job.ctx, interval, listed, counted, kth.scans);
     kth.key = threshold.key;
     items = job.count_items(traits, kth.key, counted.above);
-    fallback::emit(job.ctx, stream, interval, listed, own, threshold, items, output, clock);
+    fallback::emit(job.ctx, stream, interval, listed, own, threshold, items, output);
     result.count = static_cast<int>(counted.inside);
     result.passes += rounds + 1;
     if (interval.lo == interval.hi) result.done = SearchEnd::kTieKey;
   }
   job.finish_dropped(p, traits, output, items);
-  clock.stamp();
 
   // The state and the statistics.
   uint32_t counts = 0;  // hinted elements of the row; from bit 16 on, those that reach the k-th key

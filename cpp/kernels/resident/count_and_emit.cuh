@@ -5,7 +5,6 @@
 #include "cluster/select.cuh"
 #include "core/key_range.cuh"
 #include "core/output_writer.cuh"
-#include "core/row_report.cuh"
 #include "ptx/warp.cuh"
 #include "resident/cluster_tile.cuh"
 
@@ -41,8 +40,7 @@ GVR_DEVICE void count_and_list(const RowContext<T>& ctx, const ClusterTile<T, kV
 // `meanwhile` runs while the lists are on their way.
 template <typename T, int kValues, typename Meanwhile>
 GVR_DEVICE CountResult exchange(const RowContext<T>& ctx, const KeyInterval& interval,
-                                const ClusterTile<T, kValues>& tile, uint32_t parity, PhaseClock& clock,
-                                Meanwhile meanwhile) {
+                                const ClusterTile<T, kValues>& tile, uint32_t parity, Meanwhile meanwhile) {
   const float lo = interval.low(), hi = interval.high();
   // NaN fails both comparisons, and so counts as above.
   const uint32_t not_below = tile.not_below(lo);
@@ -55,7 +53,7 @@ GVR_DEVICE CountResult exchange(const RowContext<T>& ctx, const KeyInterval& int
     inside &= ~at_tie_key;
   }
   count_and_list(ctx, tile, tie_key != kAbsentKey, above, at_tie_key, inside);
-  return exchange_lists(ctx, interval, parity, clock, meanwhile);
+  return exchange_lists(ctx, interval, parity, meanwhile);
 }
 
 // Writes this CTA's selected positions, in ascending order, at their final offsets. `report` runs before
@@ -64,12 +62,11 @@ GVR_DEVICE CountResult exchange(const RowContext<T>& ctx, const KeyInterval& int
 template <typename T, int kValues, typename Report>
 GVR_DEVICE void emit_tile(const RowContext<T>& ctx, const KeyInterval& interval, const Threshold& threshold,
                           uint32_t before, const ClusterTile<T, kValues>& tile, uint32_t selected,
-                          uint32_t ties, const OutputWriter& output, PhaseClock& clock, Report report) {
+                          uint32_t ties, const OutputWriter& output, Report report) {
   const uint32_t mine = __popc(selected & ~ties) | __popc(ties) << 16;
   const uint32_t upto = ptx::inclusive_scan(mine);
   if (ctx.lane == 31) ctx.shared->selected[1][ctx.warp] = upto;
   __syncthreads();
-  clock.stamp();
   report();
   OutputOffset offset(ctx, interval, threshold, before, upto - mine);
   if (ties == 0 && output.pages == nullptr) {

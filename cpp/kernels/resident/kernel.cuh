@@ -67,8 +67,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   const RowContext<T>& ctx = job.ctx;
   // From one lane, so that the compiler knows what a warp has in common. The copies do not wait for it.
   const int warp = __shfl_sync(0xffffffffu, ctx.warp, 0);
-  PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
-  clock.stamp();
   StepState state = job.load_state_early(p, traits);
   __syncwarp();  // Otherwise the compiler would issue the loads of the state behind those of the row.
   RowProbe<T, kProbes> probe(ctx, traits);
@@ -124,7 +122,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   const uint32_t source = interval.source;
   tile.load(ctx.lane, ctx.row.n);
-  clock.stamp();
 
   // Verify and collect.
   OutputWriter output;
@@ -133,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   int passes = 0;
 #pragma unroll 1
   while (true) {
-    result = exchange(ctx, interval, tile, passes & 1, clock, [&] {
+    result = exchange(ctx, interval, tile, passes & 1, [&] {
       job.prepare_output(p, traits, output, next);
       if (!sampled) moments = Moments(ctx, probe);
       sampled = true;
@@ -159,13 +156,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     restart_counts(ctx);
   }
-  clock.stamp();
 
   // Refine.
   int snaps = 0;
   const ListedKeys listed(ctx);
   const Threshold threshold = select_kth(ctx, interval, listed, result, snaps);
-  clock.stamp();
 
   // Emit.
   job.count_hint_hits(p, traits, threshold.key);
@@ -174,11 +169,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t selected = tile.not_below(level);
   uint32_t ties = 0;
   if (!threshold.takes_all()) ties = tile.equal(level);
-  emit_tile(ctx, interval, threshold, result.above_before, tile, selected, ties, output, clock, [&] {
+  emit_tile(ctx, interval, threshold, result.above_before, tile, selected, ties, output, [&] {
     job.write_state(traits, next, [&] { return next_state(ctx, moments, threshold.key, interval, result); });
     job.report(p, traits, passes, result.inside, snaps, source, passes == 1, 0);
   });
-  clock.stamp();
 }
 
 }  // namespace gvr_topk::resident

@@ -33,7 +33,6 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
   Shared& smem = *ctx.shared;
   const MissedGuess& missed = smem.missed;
   const CountResult& result = missed.result;
-  PhaseClock clock(nullptr, 0, false);
   __syncthreads();  // One thread has written `missed`.
   const Tile tile = restore_tile<T, kValues>(p, traits, job);
   const uint32_t greater = result.above + result.inside;
@@ -62,7 +61,7 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
   const int in_tile = min(max(tile.length, 0), tile.vecs * kPerVec<T>);
   const uint32_t ties = (in_tile < 32 ? (1u << in_tile) - 1 : ~0u) & ~selected;
   const uint32_t before = result.above_before + listed + ties_taken;
-  emit_tile(ctx, missed.interval, threshold, before, tile, selected | ties, ties, output, clock, [&] {
+  emit_tile(ctx, missed.interval, threshold, before, tile, selected | ties, ties, output, [&] {
     job.write_state(traits, next, [] { return StepState{kStateMasked, 0.0f, 0.0f, 0}; });
     job.report(p, traits, missed.passes, result.inside, 0, missed.source, false, 0);
   });
@@ -77,7 +76,6 @@ __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const La
   const RowContext<T>& ctx = job.ctx;
   Shared& smem = *ctx.shared;
   const MissedGuess& missed = smem.missed;
-  PhaseClock clock(nullptr, 0, false);
   restart_counts(ctx);
   const ClusterTile<T, kValues> tile = restore_tile<T, kValues>(p, traits, job);
   uint32_t key[kValues];
@@ -109,7 +107,7 @@ __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const La
   count_and_list(ctx, tile, tie_key != kAbsentKey, above, at_tie_key, inside & ~at_tie_key);
   OutputWriter output;
   StepState* next = nullptr;
-  const CountResult result = exchange_lists(ctx, interval, exchanges & 1, clock, [&] {
+  const CountResult result = exchange_lists(ctx, interval, exchanges & 1, [&] {
     output = job.output(p, traits);
     next = job.next_state_slot(p, traits, output);
   });
@@ -121,7 +119,7 @@ __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const La
   count_listed(ctx, listed, threshold);
   const uint32_t selected = above_key(threshold.key - 1);
   const uint32_t ties = threshold.takes_all() ? 0 : equal_to(threshold.key);
-  emit_tile(ctx, interval, threshold, result.above_before, tile, selected, ties, output, clock, [&] {
+  emit_tile(ctx, interval, threshold, result.above_before, tile, selected, ties, output, [&] {
     job.write_state(traits, next,
                     [&] { return next_state(ctx, Moments(missed), threshold.key, interval, result); });
     job.report(p, traits, missed.passes + rounds + 1, result.inside, snaps, missed.source, false, rounds);

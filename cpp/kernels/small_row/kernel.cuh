@@ -14,7 +14,6 @@
 #pragma once
 
 #include "cluster/row_job.cuh"
-#include "core/row_report.cuh"
 #include "ptx/barrier.cuh"
 #include "small_row/select_row.cuh"
 
@@ -43,8 +42,6 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   StepState early_state = job.load_state_early(p, traits);
   job.load_state_late(p, traits, early_state);
   if (kOptions) ptx::reconverge(ctx.zero);  // One thread may have loaded it, and `output` votes.
-  PhaseClock clock(p.phase_clocks, blockIdx.x, job.writer);
-  clock.stamp();
   own.bins.clear(ctx.thread);
   // The parameters of the output are fetched here, while there is time.
   OutputWriter output = job.output(p, traits, job.owns_slot(p, traits));
@@ -63,10 +60,9 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
     ptx::reconverge(ctx.zero);  // Lanes have loaded different vectors at the row's end.
   }
   tile.wait(ctx.row.n, ctx.lane);
-  clock.stamp();
 
   const float last_window = traits.has(LaunchTraits::kReadsState) ? smem.facts.state.z_score : kStateUnknown;
-  select_row(p, traits, job, tile, own, output, last_window, next, clock);
+  select_row(p, traits, job, tile, own, output, last_window, next);
 }
 
 }  // namespace gvr_topk::small_row

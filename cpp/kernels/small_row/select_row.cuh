@@ -27,7 +27,7 @@ inline constexpr size_t select_bytes(int k) { return sizeof(SelectShared) + size
 template <bool kOptions, typename T, int kValues>
 GVR_DEVICE void select_row(const TopkParams& p, const LaunchTraits& traits, const RowJob<T, kOptions>& job,
                            CtaTile<T, kValues>& tile, SelectShared& own, const OutputWriter& output,
-                           float last_window, StepState* next, PhaseClock& clock) {
+                           float last_window, StepState* next) {
   const RowContext<T>& ctx = job.ctx;
   Shared& smem = *ctx.shared;
   PartitionOf<CtaTile<T, kValues>> partition;
@@ -45,7 +45,6 @@ GVR_DEVICE void select_row(const TopkParams& p, const LaunchTraits& traits, cons
       items = drop_masked(ctx, tile, partition.above, before);
     }
     job.count_hint_hits(p, traits, kth);
-    clock.stamp();
     stage_selected(ctx, tile, partition.above, before, own.staged);
     __syncthreads();
     if (items == ctx.k) {
@@ -55,7 +54,6 @@ GVR_DEVICE void select_row(const TopkParams& p, const LaunchTraits& traits, cons
       for (int i = ctx.thread; i < items; i += kThreads) output.put(i, own.staged[i]);
     }
     job.finish_dropped(p, traits, output, items);
-    clock.stamp();
     if (ctx.thread != 0 || !traits.has(LaunchTraits::kStats)) return;
     write_stats(stats_of(p, traits, job.row), reason, 1, static_cast<int>(partition.boundary_count), rounds,
                 job.hint(p, traits).indices != nullptr ? static_cast<int>(smem.hint_hits) : -1,
@@ -65,7 +63,6 @@ GVR_DEVICE void select_row(const TopkParams& p, const LaunchTraits& traits, cons
   if (guessed && try_predicted_window(ctx, tile, own.bins, last_window, next, partition)) {
     if (partition.rank == partition.boundary_count && !traits.has(LaunchTraits::kStats))
       partition.take_all();  // Nobody needs the k-th key itself.
-    clock.stamp();
     select_and_emit([](uint32_t bits) { return order_key(__uint_as_float(bits)); }, false, true, guessed);
     return;
   }
@@ -73,7 +70,6 @@ GVR_DEVICE void select_row(const TopkParams& p, const LaunchTraits& traits, cons
   tile.make_keys();
   int rounds = guessed;
   kth = partition_by_keys(ctx, tile, own.bins, rounds, next, partition);
-  clock.stamp();
   select_and_emit([](uint32_t bits) { return whole_key<T>(bits); }, partition.boundary_count > kRankDirectly,
                   false, rounds);
 }

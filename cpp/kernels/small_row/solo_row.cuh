@@ -46,7 +46,6 @@ __device__ __noinline__ void select_solo_row_in(const TopkParams& p, const Launc
   const RowContext<T>& ctx = alone.ctx;
   Shared& smem = *ctx.shared;
   SelectShared& own = *reinterpret_cast<SelectShared*>(memory + solo.memory);
-  PhaseClock clock(nullptr, 0, false);
   CtaTile<T, kValues> tile;
   const bool staged = solo.staged.vecs != 0;
   if (!staged) {
@@ -74,7 +73,7 @@ __device__ __noinline__ void select_solo_row_in(const TopkParams& p, const Launc
   }
   tile.wait(ctx.row.n, ctx.lane, true);
   const float last_window = traits.has(LaunchTraits::kReadsState) ? smem.facts.state.z_score : kStateUnknown;
-  select_row(p, traits, alone, tile, own, output, last_window, next, clock);
+  select_row(p, traits, alone, tile, own, output, last_window, next);
   ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
   if (traits.log2_ctas() == 0) return;
   const RowJob<T, kOptions> job = of_cluster();

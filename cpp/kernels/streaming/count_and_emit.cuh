@@ -19,8 +19,7 @@ constexpr uint32_t kBufferWasFull = 1u << 20;
 // runs while the lists are on their way.
 template <typename T, typename Meanwhile>
 GVR_DEVICE CountResult exchange(const RowContext<T>& ctx, const KeyInterval& interval,
-                                const CandidateBuffer& buffer, uint32_t parity, PhaseClock& clock,
-                                Meanwhile meanwhile) {
+                                const CandidateBuffer& buffer, uint32_t parity, Meanwhile meanwhile) {
   Shared& smem = *ctx.shared;
   const uint32_t tie_key = interval.tie_key();
   const float lo = interval.low(), hi = interval.high();
@@ -43,7 +42,7 @@ GVR_DEVICE CountResult exchange(const RowContext<T>& ctx, const KeyInterval& int
     ptx::add_shared(smem.counts.equal, equal, ctx.zero);
     if (buffer.full) ptx::add_shared(smem.counts.listed, kBufferWasFull, ctx.zero);
   }
-  return exchange_lists(ctx, interval, parity, clock, meanwhile);
+  return exchange_lists(ctx, interval, parity, meanwhile);
 }
 
 // Writes this CTA's selected positions, in ascending order, at their final offsets. `report` runs before
@@ -51,7 +50,7 @@ GVR_DEVICE CountResult exchange(const RowContext<T>& ctx, const KeyInterval& int
 template <typename T, typename Report>
 GVR_DEVICE void emit_buffer(const RowContext<T>& ctx, const KeyInterval& interval, const ListedKeys& listed,
                             const Threshold& threshold, uint32_t before, const CandidateBuffer& buffer,
-                            const OutputWriter& output, PhaseClock& clock, Report report) {
+                            const OutputWriter& output, Report report) {
   count_listed(ctx, listed, threshold);
   uint32_t counts = 0;
   const float level = key_to_float(threshold.key);
@@ -60,7 +59,6 @@ GVR_DEVICE void emit_buffer(const RowContext<T>& ctx, const KeyInterval& interva
   counts = __reduce_add_sync(0xffffffffu, counts);
   if (ctx.lane == 0) ctx.shared->selected[1][ctx.warp] = counts;
   __syncthreads();
-  clock.stamp();
   report();
   const OutputOffset start(ctx, interval, threshold, before, 0);
   ptx::reconverge(ctx.zero);  // What follows is guarded from here on: lanes write different items.
@@ -87,20 +85,16 @@ template <typename T, bool kOptions>
 GVR_DEVICE void finish_row(const TopkParams& p, const LaunchTraits& traits, const RowJob<T, kOptions>& job,
                            const KeyInterval& interval, const CountResult& result,
                            const CandidateBuffer& buffer, const Moments& moments, uint32_t source, int passes,
-                           int rounds, const OutputWriter& output, StepState* next, PhaseClock& clock,
-                           bool of_nan = false) {
+                           int rounds, const OutputWriter& output, StepState* next, bool of_nan = false) {
   const RowContext<T>& ctx = job.ctx;
-  clock.stamp();
   int snaps = 0;
   const ListedKeys listed(ctx);
   const Threshold threshold = select_kth(ctx, interval, listed, result, snaps);
-  clock.stamp();
   job.count_hint_hits(p, traits, of_nan ? kMaxKey : threshold.key);
-  emit_buffer(ctx, interval, listed, threshold, result.above_before, buffer, output, clock, [&] {
+  emit_buffer(ctx, interval, listed, threshold, result.above_before, buffer, output, [&] {
     job.write_state(traits, next, [&] { return next_state(ctx, moments, threshold.key, interval, result); });
     job.report(p, traits, passes + rounds, result.inside, snaps, source, passes == 1, rounds);
   });
-  clock.stamp();
 }
 
 }  // namespace gvr_topk::streaming

@@ -62,8 +62,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   job.ctx.warp = __shfl_sync(0xffffffffu, job.ctx.warp, 0);  // The compiler then knows what a warp shares.
   const RowContext<T>& ctx = job.ctx;
   Shared& smem = *ctx.shared;
-  PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
-  clock.stamp();
   StepState state = job.load_state_early(p, traits);
   __syncwarp();  // Otherwise the compiler would issue the loads of the state behind those of the sample.
   // Second probes land in the candidate buffer, which is not used before the row is filtered.
@@ -121,7 +119,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     interval = guess_without_state(ctx, traits, probe, sampling, [&] { fetch(1, kRingDepth); });
   }
   const uint32_t source = interval.source;
-  clock.stamp();
 
   CandidateBuffer buffer = make_buffer(ctx, traits);
   collect(ctx, pipeline, producer, interval, buffer);
@@ -130,11 +127,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   OutputWriter output;
   StepState* next = nullptr;
   const CountResult result =
-      exchange(ctx, interval, buffer, 0, clock, [&] { job.prepare_output(p, traits, output, next); });
+      exchange(ctx, interval, buffer, 0, [&] { job.prepare_output(p, traits, output, next); });
 
   // Refine and emit.
   if (result.complete) {
-    finish_row(p, traits, job, interval, result, buffer, moments, source, 1, 0, output, next, clock);
+    finish_row(p, traits, job, interval, result, buffer, moments, source, 1, 0, output, next);
   } else if (result.agreed) {
     if (ctx.thread == 0) {
       smem.missed = MissedGuess{interval, result, 1, ctx.row.n, 0, moments.mean, moments.deviation, source};

@@ -81,7 +81,6 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
   const RowContext<T>& ctx = job.ctx;
   Shared& smem = *ctx.shared;
   const MissedGuess& missed = smem.missed;
-  PhaseClock clock(nullptr, 0, false);
   restart_counts(ctx);
   job.ctx.row.n = missed.length;
   CountResult result = missed.result;
@@ -135,13 +134,13 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
       buffer = make_buffer(ctx, traits);
       collect(ctx, pipeline, producer, interval, buffer);
     }
-    result = exchange(ctx, interval, buffer, exchanges++ & 1, clock, [] {});
+    result = exchange(ctx, interval, buffer, exchanges++ & 1, [] {});
     ++passes;
     if (result.complete) {
       const OutputWriter output = job.output(p, traits);
       StepState* const next = job.next_state_slot(p, traits, output);
       finish_row(p, traits, job, interval, result, buffer, Moments(missed), missed.source, passes, rounds,
-                 output, next, clock, of_nan);
+                 output, next, of_nan);
       return;
     }
     // CTAs that sample a row while it is overwritten use different intervals.
