@@ -117,9 +117,12 @@ GVR_DEVICE void filter_row(const RowContext<T>& ctx, const AsyncPipeline<T>& pip
 }
 
 // Returns whether ties of the tie key may be most of the row. They are not in a row that is masked nearly
-// everywhere, nor in one of infinities.
+// everywhere, nor in one of infinities, nor above the lower end that a sample gave: few elements of the row
+// are.
 GVR_DEVICE bool may_be_dense(const KeyInterval& interval) {
-  return interval.tie_key() != kAbsentKey && interval.lo != kLeastFiniteKey && interval.lo != kPosInfKey;
+  const bool is_sampled = interval.source == kGuessRowSample;
+  return interval.tie_key() != kAbsentKey && interval.lo != kLeastFiniteKey && interval.lo != kPosInfKey &&
+         !(is_sampled && interval.lo < interval.tie_key());
 }
 
 // The rings of all warps follow the list, and the candidate buffer follows them.
