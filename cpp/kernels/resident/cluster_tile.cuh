@@ -95,6 +95,7 @@ struct ClusterTile {
         ptx::store_shared(address(32 * j + ctx.lane), load_elements(data + at, left - at));
       }
     }
+    ptx::reconverge(ctx.zero);  // Lanes have loaded different vectors at the row's end.
   }
 
   template <int kVec = 0>
