@@ -18,8 +18,8 @@ namespace gvr_topk {
 template <typename T>
 GVR_DEVICE KeyInterval guess_by_row(const RowContext<T>& ctx) {
   const RowSampler sampling(ctx, false, ctx.row.n);
-  const uint32_t greatest = sampling.probe(ctx);
-  return sample_interval(ctx, greatest, SampleRank(sampling.share(ctx)));
+  const Sample sample = sample_of_cta(ctx, sampling.probe(ctx));
+  return sample_interval(ctx, sample, SampleRank(sampling.share(ctx)));
 }
 
 // The sampler of a row without state. It uses the probes that were taken early, if they serve.
@@ -51,22 +51,28 @@ GVR_DEVICE KeyInterval guess(const RowContext<T>& ctx, HintReason reason, const 
 }
 
 // The interval for a launch without state. All CTAs know that there is no state, so they divide a sample
-// among them. `probed` runs once all loads of the sample are done.
-template <typename T, int kProbes, typename Probed>
+// among them. `probed` runs once all loads of the sample are done, and `meanwhile` while its keys are under
+// way.
+template <typename T, int kProbes, typename Probed, typename Meanwhile>
 GVR_DEVICE KeyInterval guess_without_state(const RowContext<T>& ctx, const LaunchTraits& traits,
                                            const RowProbe<T, kProbes>& probe, const RowSampler& sampling,
-                                           Probed probed) {
-  uint32_t greatest =
+                                           Probed probed, Meanwhile meanwhile) {
+  const uint32_t greatest =
       probe.serves(traits, ctx.row.n) ? sampling.probe(ctx, probe.seen()) : sampling.probe(ctx);
   probed();
   SampleRank above;
-  const auto rank = [&] { above = SampleRank(sampling.share(ctx)); };
+  const auto rank = [&] {
+    above = SampleRank(sampling.share(ctx));
+    meanwhile();
+  };
+  Sample sample;
   if (ctx.ctas > 1) {
-    greatest = sample_of_cluster(ctx, greatest, rank);
+    sample = sample_of_cluster(ctx, greatest, rank);
   } else {
     rank();
+    sample = sample_of_cta(ctx, greatest);
   }
-  return sample_interval(ctx, greatest, above);
+  return sample_interval(ctx, sample, above);
 }
 
 // Moves an interval that has just missed, for a second pass. If the interval was too low, the new interval is
@@ -82,6 +88,7 @@ GVR_DEVICE bool move_interval(const RowContext<T>& ctx, const CountResult& resul
   KeyInterval interval = missed;
   const uint32_t k = ctx.k, capacity = static_cast<uint32_t>(ctx.list.segment() << ctx.log2_ctas) / 2;
   if (!result.agreed || result.contains_k) return false;
+  interval.source = kGuessNone;  // The ends will not be a sample's.
   if (result.above >= k) {
     if (result.above > capacity) return false;
     interval.lo = interval.hi + 1;

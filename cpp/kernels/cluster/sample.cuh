@@ -38,11 +38,13 @@ struct SampleVec {
   // Raises each key to that of its element, unless the vector crosses the row's end. Rows that cannot be
   // loaded in vectors are loaded one element at a time. Rows shorter than a vector repeat their last element.
   GVR_DEVICE void take(const RowView<T>& row, int at, uint32_t (&key)[kSampleVec]) const {
-    const bool there = at + kSampleVec <= row.n || row.n < kSampleVec;
+    static_assert(kAbsentKey == 0);
+    uint32_t there = at + kSampleVec <= row.n || row.n < kSampleVec ? 0xffffffff : 0;
+    ptx::keep(there);  // A mask: of a condition the compiler makes a branch, and lanes would come apart.
 #pragma unroll
     for (int e = 0; e < kSampleVec; ++e) {
       const float x = at_once(row) ? value(e) : to_float(row.data[min(at + e, row.n - 1)]);
-      key[e] = max(key[e], there ? order_key(x) : kAbsentKey);
+      key[e] = max(key[e], order_key(x) & there);
     }
   }
 };
@@ -51,6 +53,7 @@ struct SampleVec {
 // four samples. Scores of neighbours are alike, so a single sample of all four would seem to hold more
 // information than it does.
 struct RowSampler {
+  static constexpr int kMostLog2Lanes = 3;
   int log2_total;  // Each key is the greatest of 2^log2_total elements: those of 4 lanes or more, or one.
   int log2_lanes;  // These elements come from 4 << log2_lanes lanes,
   int log2_own;    // and from 2^log2_own probes of each thread.
@@ -67,7 +70,7 @@ struct RowSampler {
     // many lines as leave some of the top k among them, but at least one per thread, because all threads read
     // at the same time.
     log2_total = n < 1 << 18 ? 2 : n < 1 << 19 ? 3 : n <= 1 << 20 ? 4 : 5;
-    const int most_lanes = min(log2_parts, 3);  // besides the four that share the neighbours
+    const int most_lanes = min(log2_parts, kMostLog2Lanes);  // besides the four that share the neighbours
     log2_total = max(log2_total, 2 + most_lanes);
     // With more elements per key, nearly all keys would lie in the top k.
     while (log2_total > 0 && ctx.k << log2_total > 2 * n) --log2_total;
@@ -135,8 +138,11 @@ struct RowSampler {
     const uint32_t one = max(second ? key[2] : key[0], swapped(second ? key[0] : key[2], 16));
     const uint32_t other = max(second ? key[3] : key[1], swapped(second ? key[1] : key[3], 16));
     uint32_t greatest = max(odd ? other : one, swapped(odd ? one : other, 8));
-#pragma unroll 1
-    for (int i = 0; i < log2_lanes; ++i) greatest = max(greatest, swapped(greatest, 1 << i));
+#pragma unroll
+    for (int i = 0; i < kMostLog2Lanes; ++i) {
+      const uint32_t other = swapped(greatest, 1 << i);
+      if (i < log2_lanes) greatest = max(greatest, other);
+    }
     return greatest;
   }
 
@@ -177,10 +183,25 @@ GVR_DEVICE void receive_samples(const RowContext<T>& ctx) {
   ptx::barrier_wait(ptx::shared_address(&ctx.shared->sample_barrier), 0);
 }
 
-// Returns one key of the sample per thread; all CTAs of the cluster have the same sample. `greatest`: the key
-// of this thread's group of lanes. `meanwhile` runs while keys are under way.
+// One key of a sample per thread.
+struct Sample {
+  uint32_t key;          // this thread's
+  const uint4* of_warp;  // those of its warp
+};
+
+// The sample of a CTA that samples alone.
+template <typename T>
+GVR_DEVICE Sample sample_of_cta(const RowContext<T>& ctx, uint32_t greatest) {
+  uint4* const of_warp = ctx.shared->sample + 8 * ctx.warp;
+  reinterpret_cast<uint32_t*>(of_warp)[ctx.lane] = greatest;
+  __syncwarp();
+  return Sample{greatest, of_warp};
+}
+
+// The sample that the CTAs of the cluster have in common. `greatest`: the key of this thread's group of
+// lanes. `meanwhile` runs while keys are under way.
 template <typename T, typename Meanwhile>
-GVR_DEVICE uint32_t sample_of_cluster(const RowContext<T>& ctx, uint32_t greatest, Meanwhile meanwhile) {
+GVR_DEVICE Sample sample_of_cluster(const RowContext<T>& ctx, uint32_t greatest, Meanwhile meanwhile) {
   Shared& smem = *ctx.shared;
   if ((ctx.lane & (ctx.ctas - 1)) == 0) {
     smem.sent[(ctx.warp * 32 + ctx.lane) >> ctx.log2_ctas] = greatest;
@@ -189,7 +210,7 @@ GVR_DEVICE uint32_t sample_of_cluster(const RowContext<T>& ctx, uint32_t greates
   send_sample(ctx, smem.sent[ctx.team_index()]);
   meanwhile();
   receive_samples(ctx);
-  return smem.received[ctx.thread];
+  return Sample{smem.received[ctx.thread], reinterpret_cast<const uint4*>(&smem.received[32 * ctx.warp])};
 }
 
 // If a greater share of a sample lies above the k-th value, the sample shows hardly anything below that
@@ -313,12 +334,12 @@ GVR_DEVICE KeyInterval tail_interval(const RowContext<T>& ctx, uint32_t key, flo
 // statistics beside the expected rank off its own 32 keys. A sign test over the warps gives the interval
 // (kMarginSigmas). This contains one block barrier.
 template <typename T>
-GVR_DEVICE KeyInterval sample_interval(const RowContext<T>& ctx, uint32_t key, const SampleRank& above) {
+GVR_DEVICE KeyInterval sample_interval(const RowContext<T>& ctx, const Sample& sample,
+                                       const SampleRank& above) {
   Shared& smem = *ctx.shared;
+  const uint32_t key = sample.key;
   const float share = above.share, margin = above.margin;
-  reinterpret_cast<uint32_t*>(smem.sample)[ctx.thread] = key;
-  __syncwarp();
-  const int rank = rank_among<8>(smem.sample + 8 * ctx.warp, key);
+  const int rank = rank_among<8>(sample.of_warp, key);
   if (share < 1.0f / 8) return tail_interval(ctx, key, share, rank);
   const int present = __popc(__ballot_sync(0xffffffffu, key != kAbsentKey));
   const float expected_rank = share * static_cast<float>(present);

@@ -115,13 +115,14 @@ __global__ void __launch_bounds__(kThreads, 1)
       moments = Moments(ctx, probe);
     }
     interval = guess(ctx, job.hint_reason(p, traits, is_known(state)), state, moments);
+    tile.load(ctx.lane, ctx.row.n);
   } else {
     const RowSampler sampling = sampling_of(ctx, traits, probe);
     ptx::wait_copies<1>();
-    interval = guess_without_state(ctx, traits, probe, sampling, [] {});
+    interval =
+        guess_without_state(ctx, traits, probe, sampling, [] {}, [&] { tile.load(ctx.lane, ctx.row.n); });
   }
   const uint32_t source = interval.source;
-  tile.load(ctx.lane, ctx.row.n);
 
   // Verify and collect.
   OutputWriter output;

@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::wait_copies<1>();
     ptx::reconverge(ctx.zero);  // See above.
     if (ctx.ctas > 1) ptx::cluster_wait();
-    interval = guess_without_state(ctx, traits, probe, sampling, [&] { fetch(1, kRingDepth); });
+    interval = guess_without_state(ctx, traits, probe, sampling, [&] { fetch(1, kRingDepth); }, [] {});
   }
   const uint32_t source = interval.source;
 
