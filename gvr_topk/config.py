@@ -285,10 +285,14 @@ def read_text(path: str | Path) -> str:
     """Read a YAML file, a regular one of at most `MOST_BYTES`; raises as `load_config`."""
     source, file = str(path), Path(path)
     try:
-        if file.exists() and not (file.is_file() and file.stat().st_size <= MOST_BYTES):
+        data = b""
+        if regular := file.is_file() or not file.exists():
+            with file.open("rb") as opened:
+                data = opened.read(MOST_BYTES + 1)  # for a size that is not told, as of files in /proc
+        if not regular or len(data) > MOST_BYTES:
             wanted = f"a YAML file, a regular one of at most {MOST_BYTES} bytes"
             raise ConfigFileError([Problem(source, "", wanted, "another kind of file, or more")])
-        return file.read_text(encoding="utf-8")
+        return data.decode()
     except UnicodeDecodeError as error:
         got = f"bytes that are not UTF-8 at offset {error.start}"
         raise ConfigError([Problem(source, "", "UTF-8 text", got)]) from None
