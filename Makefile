@@ -35,7 +35,7 @@ install: $(VENV)/.tools  ## install the checkout and all it is tested with into 
 
 replay: $(VENV)/.tools  ## replay the shipped decode trace with the heuristic on, every step checked
 	$(PIP) install $(BUILD_HERE) --editable ".[eval]"
-	$(VENV)/bin/gvr-topk replay --shipped --paper --config configs/heuristic_on.yaml --out $(OUT)
+	$(VENV)/bin/gvr-topk replay --shipped --config configs/heuristic_on.yaml --out $(OUT)
 
 CPP_FILES = git ls-files 'cpp/*.h' 'cpp/*.cuh' 'cpp/*.cu' 'cpp/*.cpp' 'tests/cpp/*.h' 'tests/cpp/*.cpp'
 lint: install  ## judge format, types, spelling and scripts

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from gvr_topk.arguments import Checks
 from gvr_topk.config import ServeConfig, load_config, parse_config
 from gvr_topk.constants import MAX_WIDTH
+from gvr_topk.policy import no_kernels_reason
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, metavar="COUNT", help="steps to run; default: all")
     parser.add_argument("--k", type=int, help=f"items per row, 1 to {MAX_WIDTH}, instead of the YAML's")
     parser.add_argument(
-        "--device", default="cpu", help="cpu or cuda; cuda times the kernels too (default: cpu)"
+        "--device", help="cpu or cuda; cuda times the kernels too (default: cuda, if kernels can run here)"
     )
     parser.add_argument(
         "--paper", action="store_true", help="replay the paper's kernel too, beside its figures"
@@ -105,7 +106,7 @@ def run(options: argparse.Namespace) -> bool:
             k=options.k,
             hint_offset=options.offset,
             steps=options.steps,
-            device=options.device,
+            device=options.device or ("cpu" if no_kernels_reason() else "cuda"),
             paper=options.paper,
             on_step=lambda done: progress.update(task, completed=done),
         )

@@ -144,8 +144,12 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], text: str) 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
-def test_cuda_without_a_gpu() -> None:
-    assert_one_line_error(run("replay", "--device", "cuda"), "wanted a CUDA device that torch can use")
+def test_cuda_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = "wanted a CUDA device that torch can use"
+    assert_one_line_error(run("replay", "--device", "cuda"), wanted)
+    assert json.loads(run(*SMALL, "--json").stdout)["device"] == "cpu"
+    monkeypatch.setattr(replay_command, "no_kernels_reason", lambda: "")  # as where kernels can run
+    assert_one_line_error(run(*SMALL), wanted)
 
 
 @pytest.mark.parametrize(
