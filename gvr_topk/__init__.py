@@ -38,4 +38,4 @@ __all__ = [
     "topk_mask",
     "topk_threshold",
 ]
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
