@@ -11,15 +11,14 @@ An argument that is left out or empty is the environment variable ``GVR_TOPK_ARC
 - ``none``: nothing. The package then has its CPU implementation alone.
 - a list such as ``90a-real;100f-real``, with semicolons, commas or spaces; ``-real`` may be left out.
 
-Without ``nvcc`` (or the compiler that ``CUDACXX`` names) nothing is compiled, whatever is asked for, and the
-line warns. The second form prints how many compilers run at once. CMake and the build backend both ask this
-file, so it imports the standard library alone.
+Without ``nvcc`` (or the compiler that ``CUDACXX`` names) nothing is compiled, whatever is asked for. Where
+nothing is compiled and ``none`` was not asked for, the line warns. The second form prints how many compilers
+run at once. CMake and the build backend both ask this file, so it imports the standard library alone.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import re
 import shutil
@@ -37,8 +36,6 @@ OF_CAPABILITY = {
     (12, 1): "120f-real",
 }
 
-CORE_MINUTES = 8
-"""What the kernels of one architecture take on one core."""
 JOB_GIB = 3
 """Memory that one compiler takes at most."""
 
@@ -128,7 +125,7 @@ def choose(wanted: str = "") -> Choice:
             why = f"there are none for compute capability {names}" if here else "no GPU is here"
             return Choice(
                 (),
-                f"no kernels are compiled, because {why}: the CPU implementation only "
+                f"WARNING: no kernels are compiled, because {why}: the CPU implementation only "
                 "(GVR_TOPK_ARCHS=all compiles for every GPU, GVR_TOPK_ARCHS=90a-real for Hopper)",
             )
     elif wanted == "all":
@@ -146,11 +143,10 @@ def choose(wanted: str = "") -> Choice:
         why = f"{missing} is not on PATH, and {names} was asked for (GVR_TOPK_ARCHS={wanted})"
         return Choice((), f"WARNING: no kernels are compiled, because {why}: the CPU implementation only")
     count = jobs()
-    minutes = max(3, math.ceil(CORE_MINUTES * len(archs) / count))
     at_once = f"{count} jobs" if count > 1 else "one job"
     return Choice(
         archs,
-        f"compiling kernels for {names} with {at_once}, about {minutes} minutes "
+        f"compiling kernels for {names} with {at_once} "
         f"(GVR_TOPK_ARCHS={wanted}; GVR_TOPK_ARCHS=none skips it)",
     )
 

@@ -73,6 +73,7 @@ def test_native_is_what_is_here(backend: ModuleType, tmp_path: Path, gpus: str, 
     put_program(tmp_path, "nvcc", "")
     put_program(tmp_path, "nvidia-smi", gpus)
     assert backend.architectures(None) == archs
+    assert backend.gvr_topk_archs.choose().line.startswith("WARNING: ") == (not archs)
 
 
 def test_the_driver_is_asked_where_nvidia_smi_is_missing(tmp_path: Path) -> None:
