@@ -123,3 +123,19 @@ def test_every_compiled_check_has_a_wrong_call(header: str, tmp_path: Path) -> N
     # Other devices take a GPU, as the op `sample` does, and path paper_gvr a GPU of another kind.
     on_gpu = ("compute", r"wanted\ a\ tensor\ on", "kept_logprobs")
     assert missing == [pattern for pattern in patterns if any(text in pattern for text in on_gpu)]
+
+
+@pytest.mark.parametrize(
+    "source, tests",
+    [
+        ("sampling.cpp", "test_sampling.py"),
+        ("sampling_limits.cpp", "test_sampling_limits.py"),
+        ("sharded.cpp", "test_sharded_peers.py"),
+    ],
+)
+def test_every_check_that_needs_a_gpu_has_a_wrong_call_there(source: str, tests: str) -> None:
+    text = (ROOT / "tests" / "gpu" / tests).read_text()
+    expected = [found.replace("\\", "") for found in re.findall(r'match=r?"(.*)"', text)]
+    patterns = checks_of(ROOT / "cpp" / "torch" / source)
+    assert patterns
+    assert [pattern for pattern in patterns if not any(re.search(pattern, text) for text in expected)] == []

@@ -253,9 +253,15 @@ def test_kept_without_columns_overflows() -> None:
 def test_wrong_arguments_are_refused_before_the_launch() -> None:
     logits = torch.zeros(2, 64, device="cuda")
     with pytest.raises(
-        ValueError, match=r"gvr_topk\.sample: temperature: wanted a tensor on cuda:0 or in pinned"
+        ValueError, match=r": wanted a tensor on cuda:0 or in pinned memory, got one on another device$"
     ):
         sample(logits, seeds=0, positions=0, temperature=torch.ones(2))
+    with pytest.raises(ValueError, match=r"sample: temperature: wanted dtype float32, got float64"):
+        sample(logits, seeds=0, positions=0, temperature=torch.ones(2, dtype=torch.float64).pin_memory())
+    with pytest.raises(ValueError, match=r"sample: temperature: wanted shape \[2\], got \[3\]"):
+        sample(logits, seeds=0, positions=0, temperature=torch.ones(3).pin_memory())
+    with pytest.raises(ValueError, match=r"sample: temperature: wanted inner stride 1, got 2"):
+        sample(logits, seeds=0, positions=0, temperature=torch.ones(4).pin_memory()[::2])
     with pytest.raises(ValueError, match=r"gvr_topk\.sample: positions: wanted a tensor on cuda:0, got cpu"):
         sample(logits, seeds=0, positions=torch.zeros(2, dtype=torch.int64).pin_memory())
     with pytest.raises(ValueError, match=r"out: wanted shape \[2\], got \[3\]"):

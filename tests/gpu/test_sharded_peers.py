@@ -381,8 +381,13 @@ def test_any_content_of_memory_writes_only_results() -> None:
             assert bool(((got[1][:, :K] >= -1) & (got[1][:, :K] < 2048)).all())
 
 
-def test_what_the_host_is_told_in_lies_in_pinned_memory() -> None:
+def test_what_the_host_reads_lies_where_it_can() -> None:
+    call = sharded_arguments("cuda", {})
+    with pytest.raises(
+        ValueError, match=r"sharded_topk: inboxes: wanted a tensor on cpu, got one on another device$"
+    ):
+        launch(call._replace(inboxes=call.inboxes.cuda(), told=call.told.cuda()))
     with pytest.raises(
         ValueError, match=r"^gvr_topk\.sharded_topk: told: wanted pinned memory, got other memory$"
     ):
-        launch(sharded_arguments("cuda", {}))
+        launch(call)
