@@ -63,7 +63,6 @@ from eval.report.vllm_report import (
 GPU = "h100"
 """Folder of the results that the pages show."""
 RESULTS = ROOT / "eval" / "results" / GPU
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 BENCH = "bench.json"
 PICTURES = ROOT / "docs"
 """Folder of the pictures of README and of the site."""
@@ -72,6 +71,8 @@ README_SHAPES = ((8192, 1), (131072, 1), (1048576, 1), (8192, 64), (131072, 64))
 README_PEERS = ("vllm", "flashinfer_deterministic", "torch")
 """Other projects' implementations that the README shows: the one it replaces, the one with the same contract,
 and PyTorch's."""
+SUMMARY_PEERS = ("vllm", "flashinfer", "torch")
+"""Other projects' implementations that the README's first sentence of figures names."""
 PEERS = tuple(peer_names(()))
 """Implementations of other projects that the tables show."""
 MOST_NAMED = 3
@@ -122,6 +123,22 @@ def load_bench() -> dict[str, Any]:
     devices = {run["machine"]["device"] for run in data["runs"]}
     refuse_if(len(devices) > 1 and sorted(devices), BENCH, "runs on one kind of GPU")
     return data
+
+
+def summary() -> str:
+    """The README's first figures: the mean ratio to other projects, and where one of them wins by most."""
+    bench = load_bench()
+    index, peers = Index(bench), peer_names(run["baselines"] for run in bench["runs"])
+    ratios = worst_ratios(index)
+    won = [(ratio, key, impl) for impl in SUMMARY_PEERS for key, ratio in index.ratios(impl, HINTED).items()]
+    ratio, key, impl = min(won)
+    (cell,) = index.cells(lambda cell: cell["key"] == key)
+    return render(
+        "summary.md.j2",
+        device=device_of(bench),
+        means=[(ratios[peer]["geometric_mean"], peers[peer]) for peer in SUMMARY_PEERS],
+        won={"times": 1 / ratio, "by": peers[impl], "width": None, **cell} if ratio < 1 - NOISE else None,
+    )
 
 
 def results() -> str:
@@ -398,7 +415,7 @@ def worst_launches(index: Index) -> dict[str, Any] | None:
     return {
         "ratio": ratios[worst],
         "us": index.figure(worst, HINTED, "worst_us"),
-        "rows": f"trace {trace_name(cell)}" if cell["group"] == "trace" else f"{cell['group']} rows",
+        "rows": f"layer {trace_name(cell)}" if cell["group"] == "trace" else f"{cell['group']} rows",
         "cell": cell_name(cell),
         "mean": index.figure(worst, HINTED),
     }
@@ -412,7 +429,6 @@ def hint_figures(index: Index) -> dict[str, Any]:
     return {
         "mean": statistics.geometric_mean(costs) if costs else None,
         "most": _extreme(max, costs),
-        "worst": _extreme(max, (worst_launch(index, cell["key"]) for cell in index.group("engine", "scale"))),
         "masked": _extreme(max, hard_rows(index, "mask").values()),
         "slower_with_pdl": [
             f"{names[key]} ({ratio:.2f} times)" for key, ratio in pdl.items() if ratio > 1 + NOISE
@@ -509,8 +525,12 @@ def simulated(files: Results) -> dict[str, Any] | None:
     if decode is None:
         return None
     refuse_if(decode["sets"]["different"], "simulated_decode.json", "no different set")
+    kinds = decode["hook_us"].values()
+    steps = sum(its["steps"] for its in kinds)
     return decode | {
         "source": source_of(decode),
+        "hook_mean": sum(its["median"] * its["steps"] for its in kinds) / steps,
+        "hook_steps": steps,
         "traces": [short_trace(name) for name in decode["setup"]["traces"]],
     }
 
@@ -615,9 +635,10 @@ def main(
     failed = False
     try:
         pages = {
-            ROOT / "README.md": results(),
-            ROOT / "docs" / "performance.md": performance(),
-            ROOT / "docs" / "engine_evidence.md": vllm_figures(RESULTS),
+            (ROOT / "README.md", "summary"): summary(),
+            (ROOT / "README.md", "results"): results(),
+            (ROOT / "docs" / "performance.md", "results"): performance(),
+            (ROOT / "docs" / "engine_evidence.md", "results"): vllm_figures(RESULTS),
         }
     except RefusedError as error:
         print(error, file=sys.stderr)
@@ -625,10 +646,11 @@ def main(
     if unknown := unknown_commits("\n".join(pages.values())):
         print(f"commits: wanted ancestors of this one, got {', '.join(unknown)}", file=sys.stderr)
         return 1
-    for page, figures in pages.items():
+    for (page, block), figures in pages.items():
         text = page.read_text()
-        head, rest = text.split(BEGIN)
-        expected = f"{head}{BEGIN}\n{figures}\n{END}{rest.split(END)[1]}"
+        begin, end = f"<!-- {block}:begin -->", f"<!-- {block}:end -->"
+        head, rest = text.split(begin)
+        expected = f"{head}{begin}\n{figures}\n{end}{rest.split(end)[1]}"
         if not check:
             page.write_text(expected)
         elif text != expected:
