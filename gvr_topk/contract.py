@@ -40,13 +40,8 @@ KEY_MASKED = 0x007FFFFF
 """Key of ``-inf``, the smallest."""
 
 
-def row_length(seq_len: int, row: int, next_n: int) -> int:
-    """Visible length of one row: ``seq_len - next_n + (row % next_n) + 1``; may be zero or less."""
-    return seq_len - next_n + (row % next_n) + 1
-
-
 def row_lengths(seq_lens: Tensor, rows: int, next_n: int) -> Tensor:
-    """Visible length of every row.
+    """Visible length of every row: ``seq_len - next_n + (row % next_n) + 1``.
 
     Parameters
     ----------

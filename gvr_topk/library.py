@@ -142,5 +142,4 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.gvr_topk_archs.argtypes = [ctypes.c_int32]
     library.gvr_topk_archs.restype = ctypes.c_char_p
     library.gvr_topk_has_code.argtypes = [ctypes.c_int32, ctypes.c_char_p]
-    library.gvr_topk_values_of_solo_row.argtypes = [ctypes.c_int32] * 4
     return library

@@ -354,28 +354,3 @@ def plan(
         raise ValueError(problems[PlanProblem(status)])
     path_number, family, *sizes = planned
     return Plan(Path(path_number).name.lower(), Family(family).name.lower(), *sizes)
-
-
-def values_of_solo_row(plan: Plan, *, width: int, length: int, k: int) -> int:
-    """Return how many elements each thread holds if the first CTA of a cluster selects from a row alone.
-
-    It does so if `length`, the row's own, is much less than `width`, that of its buffer. Otherwise the whole
-    cluster shares the row, and the result is 0.
-
-    Raises
-    ------
-    ValueError
-        `plan` is no `Plan`, or a size is no integer or out of range.
-
-    Examples
-    --------
-    >>> values_of_solo_row(plan(rows=1, width=131_072, k=2048), width=131_072, length=8000, k=2048)
-    16
-    """
-    if not isinstance(plan, Plan):
-        raise _CHECKS.wrong_type("plan", Plan, plan)
-    width = _CHECKS.integer("width", width, 0, MAX_WIDTH)
-    length = _CHECKS.integer("length", length, 0, MAX_WIDTH)
-    k = _CHECKS.integer("k", k, 1, MAX_WIDTH)
-    family = Family[plan.family.upper()]
-    return int(policy_library().gvr_topk_values_of_solo_row(family, width, length, k))

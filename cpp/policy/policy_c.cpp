@@ -27,14 +27,6 @@ GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_
   return static_cast<int32_t>(gvr_topk::can_use_heuristic(row));
 }
 
-// Returns how many elements each thread of the first CTA holds, for a row that this CTA selects from alone; 0
-// for a row that the cluster shares.
-GVR_TOPK_EXPORT int32_t gvr_topk_values_of_solo_row(int32_t family, int32_t width, int32_t length,
-                                                    int32_t k) {
-  const bool is_solo = gvr_topk::is_solo_row(static_cast<gvr_topk::Family>(family), width, length, k);
-  return is_solo ? gvr_topk::values_of_solo_row(length) : 0;
-}
-
 // Fills plan[8]: path, family, CTAs per row, threads, values per thread, list capacity, ring depth, staged
 // results. Returns the PlanProblem, 0 for none.
 GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t k, int32_t dtype,

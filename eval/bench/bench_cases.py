@@ -217,9 +217,7 @@ def quick_cells(cells: Sequence[Cell]) -> list[Cell]:
     ]
 
 
-def make_chain(
-    cell: Cell, sources: Sources = Sources(), *, device: torch.device | str = "cuda", seed: int = 0
-) -> Chain:
+def make_chain(cell: Cell, sources: Sources = Sources(), *, device: torch.device | str = "cuda") -> Chain:
     """Rows of a cell, as many steps as a cold graph needs.
 
     Kinds are ``gauss``, ``scale``, ``blocks`` (Gaussian, of the two-level indexer), ``mask:KIND`` of `MASKS`,
@@ -238,7 +236,6 @@ def make_chain(
             keep=cell.keep,
             dtype=dtype,
             device=device,
-            seed=seed,
             shift=cell.shift,
             octaves=OCTAVES if kind == "scale" else 0.0,
             width=cell.width,
@@ -246,12 +243,11 @@ def make_chain(
         )
     if kind == "causal":
         steps = trace_rows(_named(name, sources.traces), device) if name else None
-        return causal_chunk(cell.n, cell.batch, cell.k, steps, dtype=dtype, device=device, seed=seed)
+        return causal_chunk(cell.n, cell.batch, cell.k, steps, dtype=dtype, device=device)
     if kind == "adversarial":
-        seeds = range(seed, seed + ADVERSARIAL_STEPS)
-        steps = [_row(_adversarial(cell.n, cell.k, at)[name]) for at in seeds]
+        steps = [_row(_adversarial(cell.n, cell.k, seed)[name]) for seed in range(ADVERSARIAL_STEPS)]
     elif kind == "layer":
-        steps = list(_layer_rows(int(name), cell.n, seed).result())
+        steps = list(_layer_rows(int(name), cell.n).result())
     elif kind == "trace":
         steps = trace_rows(_named(name, sources.traces), device)
     elif kind == "engine":
@@ -270,11 +266,10 @@ def causal_chunk(
     n: int,
     rows: int,
     k: int,
-    steps: Sequence[Tensor] | None = None,
+    steps: Sequence[Tensor] | None,
     *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cuda",
-    seed: int = 0,
+    dtype: torch.dtype,
+    device: torch.device | str,
 ) -> Chain:
     """A chunk of one request's prefill: the `steps` of a trace in turn, or Gaussian rows.
 
@@ -291,7 +286,7 @@ def causal_chunk(
     if rows > n:
         raise ValueError(f"rows: wanted at most one for each of the {n} columns, got {rows}")
     lengths = torch.arange(n - rows + 1, n + 1, dtype=torch.int32, device=device)
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(0)
     position = torch.arange(n, device=device)
     at_once = max(1, GENERATED_ELEMENTS // n)
     for some, ends in zip(chunk[:, :n].split(at_once), lengths.split(at_once), strict=True):
@@ -315,12 +310,12 @@ def memory_traffic(chain: Chain, bytes_per_second: float = 0.0) -> dict[str, flo
     return traffic
 
 
-def prepare_sources(cells: Sequence[Cell], seed: int = 0) -> None:
+def prepare_sources(cells: Sequence[Cell]) -> None:
     """Begin, in threads of their own, with the rows that take the processor seconds to make."""
     for cell in cells:
         kind, _, name = cell.rows.partition(":")
         if kind == "layer":
-            _layer_rows(int(name), cell.n, seed)
+            _layer_rows(int(name), cell.n)
 
 
 def trace_rows(source: ScoreSource, device: torch.device | str) -> list[Tensor]:
@@ -395,12 +390,12 @@ def _workers() -> ThreadPoolExecutor:
 
 
 @functools.cache
-def _layer_rows(layer: int, n: int, seed: int) -> Future[list[Tensor]]:
+def _layer_rows(layer: int, n: int) -> Future[list[Tensor]]:
     """Steps of a layer whose lengths, which grow by one at each, end at `n`."""
 
     def make() -> list[Tensor]:
         steps = min(LAYER_STEPS, n)
-        source = LayerGenerator(layer, n - steps + 1, steps, seed)
+        source = LayerGenerator(layer, n - steps + 1, steps)
         return [_row(source.scores(step)) for step in range(steps)]
 
     return _workers().submit(make)

@@ -52,7 +52,7 @@ from eval.bench.bench_cases import (
     prepare_sources,
     quick_cells,
 )
-from eval.bench.bench_report import ALL, BASELINES, FLOOR, FORMAT, GROUPS, MEASURED, OURS
+from eval.bench.bench_report import ALL, BASELINES, FLOOR, FORMAT, MEASURED, OURS
 from eval.bench.kernel_timing import Chain, ChainRun, Implementation, Prepared
 from eval.bench.our_kernels import (
     HINTED,
@@ -321,21 +321,9 @@ def spend_first_graph() -> None:
     ChainRun(chain, prepare_ours(chain)).time(3)
 
 
-def select(cells: Sequence[Cell], groups: str, pattern: str) -> list[Cell]:
-    """Cells of the named groups (comma-separated; empty: all) whose key the regular expression finds."""
-    names = {group for group in groups.split(",") if group}
-    unknown = names - {cell.group for cell in cells}
-    if unknown:
-        raise typer.BadParameter(f"--groups: no cells of {', '.join(sorted(unknown))}")
-    return [cell for cell in cells if (not names or cell.group in names) and re.search(pattern, cell.key)]
-
-
 def main(
     out: Out = Path("out/bench.json"),
     only: Annotated[str, typer.Option(help=f"Implementations, comma-separated, of {', '.join(ALL)}.")] = "",
-    groups: Annotated[
-        str, typer.Option(help=f"Groups of cells, comma-separated, of {', '.join(GROUPS)}.")
-    ] = "",
     cells: Annotated[str, typer.Option(help="Regular expression on cell keys, such as 'n70690 b1 '.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="The pages' shapes and this package alone.")] = False,
     baseline_dir: BaselineFolder = None,
@@ -359,7 +347,8 @@ def main(
     done = {(result["cell"], result["impl"]) for result in data["results"]}
     sources = load_sources(traces)
     everything = all_cells(sources)
-    chosen = select(quick_cells(everything) if quick else everything, groups, cells)
+    offered = quick_cells(everything) if quick else everything
+    chosen = [cell for cell in offered if re.search(cells, cell.key)]
     prepare_sources(chosen)
     found, described = implementations(names, baseline_dir)
     bandwidth = copy_bytes_per_second()

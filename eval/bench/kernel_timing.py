@@ -136,25 +136,22 @@ def gaussian_chain(
     k: int,
     *,
     keep: float,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype,
     device: torch.device | str = "cuda",
-    seed: int = 0,
     shift: int = 0,
     octaves: float = 0.0,
     width: int = 0,
-    timed: int = 0,
     change: Callable[[Tensor, torch.Generator], Tensor] | None = None,
 ) -> Chain:
     """Gaussian rows of length `n` as a first-order autoregression: `keep` of the variance survives a step.
 
     Scores move by `shift` positions at each step. The scale of each row of each step is 2 to the power of a
     uniform number from ``-octaves`` to ``octaves``. The buffers have `width` columns where that is more than
-    `n`, and `timed` steps are timed, by default as many as `steps_for` says. ``change(rows, generator)``
-    returns rows ``[steps, batch, n]`` changed, for instance masked; the chain goes on from unchanged ones.
-    The autoregression is in fp32 whatever the dtype.
+    `n`. ``change(rows, generator)`` returns rows ``[steps, batch, n]`` changed, for instance masked; the
+    chain goes on from unchanged ones. The autoregression is in fp32 whatever the dtype.
     """
-    generator = torch.Generator(device).manual_seed(seed)
-    timed = timed or steps_for(n * batch * dtype.itemsize, device)
+    generator = torch.Generator(device).manual_seed(0)
+    timed = steps_for(n * batch * dtype.itemsize, device)
     logits = nan_rows(LEAD + timed, batch, max(n, width), dtype, device)
     current = torch.randn(batch, n, device=device, generator=generator)
     chunk = max(1, GENERATED_ELEMENTS // (batch * n))

@@ -32,16 +32,16 @@ REPLAYS = 7
 BUDGET_SECONDS = 0.06
 
 
-def offered(rows: int, width: int, dtype: torch.dtype, sm_count: int, k: int = K) -> tuple[list[int], int]:
+def offered(rows: int, width: int, dtype: torch.dtype, sm_count: int) -> tuple[list[int], int]:
     """Cluster sizes that can serve a shape, and the one the plan chooses."""
     sizes = []
     for ctas in CTAS:
         try:
-            plan(rows=rows, width=width, k=k, dtype=dtype, sm_count=sm_count, ctas_per_row=ctas)
+            plan(rows=rows, width=width, k=K, dtype=dtype, sm_count=sm_count, ctas_per_row=ctas)
         except ValueError:
             continue
         sizes.append(ctas)
-    return sizes, plan(rows=rows, width=width, k=k, dtype=dtype, sm_count=sm_count).ctas_per_row
+    return sizes, plan(rows=rows, width=width, k=K, dtype=dtype, sm_count=sm_count).ctas_per_row
 
 
 def measure(n: int, batch: int, dtype: str, sm_count: int) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from eval.common.outputs import DTYPES, INT32
-from eval.common.status import InputError
 from eval.fuzz.contents import CONTENTS
 from gvr_topk.arguments import PREFILL_PATHS
 from gvr_topk.constants import BLOCK_SIZE, MAX_CHOSEN_BLOCKS, MAX_WIDTH, ONE_LAUNCH_BLOCKS_WIDTH, Path
@@ -221,7 +220,7 @@ def _has_plan(case: Case) -> bool:
 
 
 @st.composite
-def decode_cases(draw: st.DrawFn, elements: int, paths: Sequence[str] = PATHS) -> Case:
+def decode_cases(draw: st.DrawFn, elements: int) -> Case:
     """Calls of the decode op of at most about `elements` scores."""
     next_n = _pick(draw, 1, 1, 1, 1, 1, 1, 2, 2, 3, 4, 7)
     longest = min(elements // next_n, MAX_WIDTH if _chance(draw, 0.1) else 1 << 17)
@@ -252,7 +251,7 @@ def decode_cases(draw: st.DrawFn, elements: int, paths: Sequence[str] = PATHS) -
         drop_masked=_chance(draw, 0.25),
         quantile_guess=_chance(draw, 0.5),
     )
-    servable = [path for path in paths if _has_plan(replace(case, path=path))]
+    servable = [path for path in PATHS if _has_plan(replace(case, path=path))]
     case = replace(case, path=_pick(draw, *servable or ["auto"]))
     for name, share in (("ctas_per_row", 0.4), ("max_ctas", 0.3)):
         if _chance(draw, share):
@@ -265,7 +264,7 @@ PREFILL_PATH_NAMES = tuple(path.name.lower() for path in PREFILL_PATHS)
 
 
 @st.composite
-def prefill_cases(draw: st.DrawFn, elements: int, paths: Sequence[str] = PREFILL_PATH_NAMES) -> Case:
+def prefill_cases(draw: st.DrawFn, elements: int) -> Case:
     """Calls of the prefill op of at most about `elements` scores."""
     longest = min(elements, MAX_WIDTH if _chance(draw, 0.1) else 1 << 16)
     k = _pick(draw, *TUNED_K) if _chance(draw, 0.5) else _size(draw, 1, 5792)
@@ -292,7 +291,7 @@ def prefill_cases(draw: st.DrawFn, elements: int, paths: Sequence[str] = PREFILL
         extents=_some(draw, WINDOWS, 3) if _chance(draw, 0.6) else (_pick(draw, "full", "causal"),),
         table_requests=draw(st.integers(1, rows + 3)) if has_table and _chance(draw, 0.6) else 0,
         offsets=offsets,
-        path=_pick(draw, *paths),
+        path=_pick(draw, *PREFILL_PATH_NAMES),
         streams=_chance(draw, 0.3),
         slices=slices,
     )
@@ -356,23 +355,17 @@ def sampling_cases(draw: st.DrawFn, elements: int) -> Case:
     )
 
 
-def cases(elements: int, ops: Sequence[str], paths: Sequence[str]) -> st.SearchStrategy[Case]:
-    """Calls of some ops, each as often as `OPS` says, of at most about `elements` scores.
+STRATEGIES = {
+    "decode": decode_cases,
+    "prefill": prefill_cases,
+    "blocks": blocks_cases,
+    "sampling": sampling_cases,
+}
 
-    `paths` are those of the decode op. The prefill op is called on those of them that it has, and the ops of
-    blocks and the sampler's if ``auto`` is among them.
-    """
-    of_prefill = [path for path in paths if path in PREFILL_PATH_NAMES]
-    strategies = {"decode": decode_cases(elements, paths)}
-    if of_prefill:
-        strategies["prefill"] = prefill_cases(elements, of_prefill)
-    if "auto" in paths:
-        strategies |= {"blocks": blocks_cases(elements), "sampling": sampling_cases(elements)}
-    weighted = [strategies[op] for op in ops if op in strategies for _ in range(OPS[op])]
-    if not weighted:
-        raise InputError(
-            f"--ops: wanted an op with one of the paths {', '.join(paths)}, got {', '.join(ops)}"
-        )
+
+def cases(elements: int, ops: Sequence[str]) -> st.SearchStrategy[Case]:
+    """Calls of some ops, each as often as `OPS` says, of at most about `elements` scores."""
+    weighted = [STRATEGIES[op](elements) for op in ops for _ in range(OPS[op])]
     # Not `st.one_of`, which counts a strategy that comes several times as one.
     return st.integers(0, len(weighted) - 1).flatmap(weighted.__getitem__)
 

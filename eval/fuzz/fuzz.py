@@ -37,7 +37,7 @@ from torch import Tensor
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import Commit, Device, names_of, require_device, require_writable
 from eval.fuzz.calls import Mismatch, checks_by_sort, make_call
-from eval.fuzz.cases import OPS, PATHS, Case, cases, draw_cases
+from eval.fuzz.cases import OPS, Case, cases, draw_cases
 from eval.stress.stress_cases import CONFIGURATIONS
 from eval.stress.stress_library import StressError
 from eval.stress.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour
@@ -85,9 +85,9 @@ def _same(what: str, got: Tensor, wanted: Tensor) -> None:
     )
 
 
-def drawn_cases(device: str, seed: int, ops: Sequence[str], paths: Sequence[str]) -> Iterator[Case]:
+def drawn_cases(device: str, seed: int, ops: Sequence[str]) -> Iterator[Case]:
     """Cases without end; same arguments, same cases."""
-    strategy = cases(ELEMENTS[device], ops, paths)
+    strategy = cases(ELEMENTS[device], ops)
     for batch in itertools.count():
         yield from draw_cases(strategy, (seed << 20) + batch, BATCH)
 
@@ -155,7 +155,6 @@ def main(
     seconds: Annotated[float, typer.Option(help="Time to fuzz for.", min=0.001)] = 60.0,
     seed: Annotated[int, typer.Option(help="Seed of the cases.", min=0, max=LARGEST_SEED)] = 0,
     case: Annotated[str, typer.Option(help="Run this case alone, as a mismatch prints it.")] = "",
-    paths: Annotated[str, typer.Option(help="Paths to force, comma-separated, or all.")] = "all",
     device: Device = "cuda",
     beside: Annotated[str, typer.Option(help="Neighbours on another stream, comma-separated, or all.")] = "",
     ops: Annotated[str, typer.Option(help=f"Of {','.join(OPS)}.")] = "all",
@@ -165,14 +164,13 @@ def main(
     """Fuzz the ops."""
     require_device(device)
     require_writable(out)
-    wanted = names_of("--paths", paths, PATHS)
     names = NEIGHBOURS[1:] if beside == "all" else tuple(name for name in beside.split(",") if name)
     try:
         # The second instance of the op has wide rows, whose clusters are large.
         neighbours = [make_neighbour(name, device, CONFIGURATIONS[3]) for name in names]
     except (ValueError, StressError) as error:
         raise typer.BadParameter(f"--beside: {error}") from None
-    drawn = drawn_cases(device, seed, names_of("--ops", ops, tuple(OPS)), wanted)
+    drawn = drawn_cases(device, seed, names_of("--ops", ops, tuple(OPS)))
     chosen = iter([_case_of(case)]) if case else drawn
     summary = run(device, seconds, chosen, neighbours)
     summary |= {"seed": seed, "machine": describe_machine(commit)}

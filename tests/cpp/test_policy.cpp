@@ -17,6 +17,21 @@ static_assert(std::is_trivially_copyable_v<PrefillParams> && std::is_standard_la
 // The gate is usable at compile time, so no kernel needs a rule of its own.
 static_assert(can_use_heuristic({true, true, true, 0, 1, 2, 1, 0, 2, true}) == HintReason::kUsed);
 
+// The first CTA alone selects from a row that is longer than k, and much shorter than its buffer.
+constexpr int32_t kOfResident = longest_solo_row(Family::kResident);
+constexpr int32_t kOfStreaming = longest_solo_row(Family::kStreaming);
+static_assert(kOfResident == 8192 && kOfStreaming == 16384);
+static_assert(is_solo_row(Family::kResident, 131072, kOfResident, 2048));
+static_assert(!is_solo_row(Family::kResident, 131072, kOfResident + 1, 2048));
+static_assert(is_solo_row(Family::kResident, 131072, 2049, 2048));
+static_assert(!is_solo_row(Family::kResident, 131072, 2048, 2048));
+static_assert(!is_solo_row(Family::kResident, 131072, 8000, 2049));
+static_assert(!is_solo_row(Family::kResident, 16384, 8000, 2048));
+static_assert(is_solo_row(Family::kStreaming, kMaxWidth, kOfStreaming, 2048));
+static_assert(!is_solo_row(Family::kStreaming, kMaxWidth, kOfStreaming + 1, 2048));
+static_assert(!is_solo_row(Family::kFallback, 131072, 8000, 2048));
+static_assert(values_of_solo_row(kOfResident) == 16 && values_of_solo_row(kOfResident + 1) == 32);
+
 bool is_power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
 void check_plan(const PlanInput& in) {

@@ -283,7 +283,7 @@ class TestCommand:
 
     def test_a_run_is_written_and_resumed(self, tmp_path: Path) -> None:
         out = str(tmp_path / "bench.json")
-        cells = ["--groups", "main,hint", "--cells", "n8192 b1 "]
+        cells = ["--cells", "n8192 b1 k2048 fp32 gauss keep0(.9)?$"]
         assert main(["bench", "--out", out, "--only", "hinted,torch", *cells]) == 0
         assert main(["bench", "--out", out, "--resume", out, "--only", "hinted,no_hint", *cells]) == 0
         data = read_results(Path(out), FORMAT)

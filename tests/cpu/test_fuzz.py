@@ -20,19 +20,13 @@ from gvr_topk import cpu
 from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments
 from gvr_topk.constants import FLAG_CLAMP_PAGES, FLAG_DROP_MASKED, HintReason
 
-OP_CASES = {
-    "decode": drawn.decode_cases,
-    "prefill": drawn.prefill_cases,
-    "blocks": drawn.blocks_cases,
-    "sampling": drawn.sampling_cases,
-}
-LARGE = {op: drawn.draw_cases(strategy(1 << 22), 3, 600) for op, strategy in OP_CASES.items()}
+LARGE = {op: drawn.draw_cases(strategy(1 << 22), 3, 600) for op, strategy in drawn.STRATEGIES.items()}
 """Cases as those of a GPU."""
 
 
 def fuzzed(op: str, most: int = 400, seed: int = 2) -> dict[str, Any]:
     """The summary of a run of cases of one op."""
-    chosen = fuzz.drawn_cases("cpu", seed, [op], drawn.PATHS)
+    chosen = fuzz.drawn_cases("cpu", seed, [op])
     return fuzz.run("cpu", 60.0, itertools.islice(chosen, most))
 
 
@@ -95,8 +89,8 @@ def test_cases_reach_every_kind(op: str, reached: dict[str, set[Any]]) -> None:
 
 @pytest.mark.parametrize("op", drawn.OPS)
 def test_a_case_is_made_again_from_its_seed_or_from_what_is_printed(op: str) -> None:
-    cases = drawn.draw_cases(OP_CASES[op](1 << 13), 5, 20)
-    assert drawn.draw_cases(OP_CASES[op](1 << 13), 5, 20) == cases
+    cases = drawn.draw_cases(drawn.STRATEGIES[op](1 << 13), 5, 20)
+    assert drawn.draw_cases(drawn.STRATEGIES[op](1 << 13), 5, 20) == cases
     for case in cases:
         again = drawn.Case.of_json(json.dumps(case.as_json()))
         assert again == case
@@ -107,7 +101,7 @@ def test_a_case_is_made_again_from_its_seed_or_from_what_is_printed(op: str) -> 
 
 @pytest.mark.parametrize("op", drawn.OPS)
 def test_oracles_agree(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for case in drawn.draw_cases(OP_CASES[op](1 << 13), 9, 60):
+    for case in drawn.draw_cases(drawn.STRATEGIES[op](1 << 13), 9, 60):
         wanted = []
         for by_sort in (False, True):
             monkeypatch.setattr(calls, "checks_by_sort", lambda case, device, by_sort=by_sort: by_sort)
@@ -277,7 +271,7 @@ def invoke(*options: str) -> Ended:
 
 
 def test_the_summary_counts_what_was_drawn() -> None:
-    chosen = fuzz.drawn_cases("cpu", 7, list(drawn.OPS), drawn.PATHS)
+    chosen = fuzz.drawn_cases("cpu", 7, list(drawn.OPS))
     summary = fuzz.run("cpu", 60.0, itertools.islice(chosen, 220))
     assert summary["failure"] is None
     assert summary["checked_by_sort"] == summary["cases"] == 220

@@ -130,7 +130,6 @@ def test_policy_library_needs_only_the_c_runtime() -> None:
         "gvr_topk_can_use_heuristic",
         "gvr_topk_has_code",
         "gvr_topk_make_plan",
-        "gvr_topk_values_of_solo_row",
     }
 
 

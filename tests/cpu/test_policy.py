@@ -29,7 +29,7 @@ from gvr_topk.constants import (
 from gvr_topk.constants import Path as OpPath
 from gvr_topk.contract import DTYPES
 from gvr_topk.library import policy_library
-from gvr_topk.policy import asks_for_hint, can_use_heuristic, has_code, parse_path, plan, values_of_solo_row
+from gvr_topk.policy import asks_for_hint, can_use_heuristic, has_code, parse_path, plan
 
 PATHS = [path.name.lower() for path in OpPath]
 CLUSTER_SIZES = (1, 2, 4, 8, 16)
@@ -346,34 +346,3 @@ def test_plans_that_cannot_be_planned_say_why(asked: dict[str, Any], message: st
     plan(rows=0, width=0, k=1)
     with pytest.raises(ValueError, match=message):
         plan(**({"rows": 1, "width": 9000, "k": 2048} | asked))
-
-
-# ---------------------------------------------------------------- rows that are selected from by one CTA
-
-
-@pytest.mark.parametrize(
-    ("asked", "length", "values"),
-    [
-        ({"width": 131_072}, 2048, 0),
-        ({"width": 131_072}, 2049, 16),
-        ({"width": 131_072}, 8192, 16),
-        ({"width": 131_072}, 8193, 0),
-        ({"width": MAX_WIDTH}, 8192, 16),
-        ({"width": MAX_WIDTH}, 8193, 32),
-        ({"width": MAX_WIDTH}, 16_384, 32),
-        ({"width": MAX_WIDTH}, 16_385, 0),
-        ({"width": MAX_WIDTH, "rows": 128}, 9000, 32),
-        ({"width": 131_072, "k": 2049}, 8000, 0),
-        ({"width": MAX_WIDTH, "k": 2049}, 9000, 0),
-        ({"width": 131_072, "path": "no_hint"}, 8000, 16),
-        ({"width": 131_072, "path": "radix_rounds"}, 8000, 0),
-        ({"width": 131_072, "path": "paper_gvr"}, 8000, 0),
-        ({"width": 16_384}, 8000, 0),
-        ({"width": 16_384, "ctas_per_row": 8}, 8000, 0),
-    ],
-)
-def test_which_rows_the_first_cta_selects_from(asked: dict[str, Any], length: int, values: int) -> None:
-    shape = {"rows": 1, "k": 2048} | asked
-    planned = plan(**shape)
-    held = values_of_solo_row(planned, width=shape["width"], length=length, k=shape["k"])
-    assert held == values

@@ -9,7 +9,7 @@ import pytest
 
 from gvr_topk.config import GvrTopkConfig
 from gvr_topk.constants import MAX_WIDTH
-from gvr_topk.policy import can_use_heuristic, plan, values_of_solo_row
+from gvr_topk.policy import can_use_heuristic
 
 NUMBERS = ("slot", "slots", "length", "min_length", "max_length")
 FLAGS = ("enabled", "has_state", "aligned", "known")
@@ -35,21 +35,6 @@ def test_the_gate_names_what_it_cannot_compare(name: str, value: Any, message: s
 def test_the_gate_takes_numbers_and_flags_of_numpy() -> None:
     assert can_use_heuristic(length=np.int64(70690), k=np.int32(2048), known=np.True_).allowed  # type: ignore
     assert not can_use_heuristic(length=70690, k=2048, enabled=np.False_).allowed  # type: ignore
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"length": 2**32 + 8000}, f"length: wanted 0 to {MAX_WIDTH}, got {2**32 + 8000}"),
-        ({"width": 2**32}, f"width: wanted 0 to {MAX_WIDTH}, got {2**32}"),
-        ({"k": 2.0}, "k: wanted an integer, got 2.0"),
-        ({"plan": "resident"}, "plan: wanted a Plan, got str"),
-    ],
-)
-def test_solo_rows_are_named(change: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"plan": plan(rows=1, width=131_072, k=2048), "width": 131_072}
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        values_of_solo_row(**given | {"length": 8000, "k": 2048} | change)
 
 
 @pytest.mark.parametrize(

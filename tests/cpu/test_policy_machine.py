@@ -9,7 +9,7 @@ import torch
 
 from gvr_topk import policy
 from gvr_topk.constants import MAX_CLUSTER_SIZE as MOST
-from gvr_topk.constants import MAX_WIDTH, PlanProblem
+from gvr_topk.constants import PlanProblem
 from gvr_topk.library import LibraryError, LibraryStatus
 
 LOADED = LibraryStatus(True, "/lib", "loaded")
@@ -110,7 +110,3 @@ def test_wrong_sizes_become_the_nearest_wrong_one(library: Library, size: int, p
 
 def test_limits_are_allowed() -> None:
     assert policy.plan(rows=1, width=5000, k=7, sm_count=2**31 - 1).ctas_per_row >= 1
-    plan = policy.plan(rows=1, width=131_072, k=1)
-    assert policy.values_of_solo_row(plan, width=131_072, length=8000, k=1) > 0
-    with pytest.raises(ValueError, match=f"k: wanted 1 to {MAX_WIDTH}, got 0"):
-        policy.values_of_solo_row(plan, width=131_072, length=8000, k=0)

@@ -32,7 +32,7 @@ from gvr_topk.contract import DTYPES
 from gvr_topk.cpu import to_slots
 from gvr_topk.evaluation.synthetic import adversarial_rows
 from gvr_topk.ops import launch
-from gvr_topk.policy import Plan, plan, values_of_solo_row
+from gvr_topk.policy import Plan
 from gvr_topk.state import TopkState
 
 K = 2048
@@ -57,15 +57,8 @@ def lengths_for(rows: int, step: int) -> Tensor:
     return int32(*[LENGTHS[(row + step) % len(LENGTHS)] for row in range(rows)])
 
 
-def longest_solo_row(made: Plan, width: int) -> int:
-    return LIMIT if values_of_solo_row(made, width=width, length=LIMIT, k=K) else RESIDENT_LIMIT
-
-
-def test_the_limit_is_the_policy_s() -> None:
-    for width, limit in ((131_072, RESIDENT_LIMIT), (1 << 20, LIMIT)):
-        made = plan(rows=1, width=width, k=K)
-        solo = [n for n in range(1, 40_000) if values_of_solo_row(made, width=width, length=n, k=K)]
-        assert solo == list(range(K + 1, limit + 1))
+def longest_solo_row(made: Plan) -> int:
+    return {"resident": RESIDENT_LIMIT, "streaming": LIMIT}[made.family]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -194,9 +187,9 @@ def test_statistics_and_states_are_those_of_a_short_row(
 ) -> None:
     """The window is exact arithmetic: a buffer as long as a short row leaves the same, bit for bit."""
     made = plan_here(rows, width, K, dtype)
-    if length > longest_solo_row(made, width):
+    if length > longest_solo_row(made):
         pytest.skip("such a row is shared by the cluster, which predicts by other numbers")
-    values = values_of_solo_row(made, width=width, length=length, k=K)
+    values = 16 if length <= RESIDENT_LIMIT else 32
     narrow = 512 * values
     short = plan_here(rows, narrow, K, dtype)
     assert (short.family, short.values_per_thread) == ("small_row", values)
@@ -222,7 +215,7 @@ def test_statistics_and_states_are_those_of_a_short_row(
 def test_rows_that_grow_past_the_limit_stay_predicted(width: int, rows: int, dtype: torch.dtype) -> None:
     """The first step that the cluster shares goes by the window that the last short one has left."""
     base, left = normal(rows, width, dtype), words(rows)
-    limit = longest_solo_row(plan_here(rows, width, K, dtype), width)
+    limit = longest_solo_row(plan_here(rows, width, K, dtype))
     for step in range(12):
         length = limit - 6 + step
         lengths = int32(*[length] * rows)
