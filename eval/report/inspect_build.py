@@ -31,6 +31,7 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -205,43 +206,46 @@ def unguarded_collectives(
 ) -> list[Finding]:
     """Warp collectives that lanes may reach apart (`eval.report.sass`), in the code of one architecture.
 
-    Of kernels with `kernels` in their names, or of each family its only kernel or the largest of fp32. They
-    have source lines where the library has them (CMake option ``GVR_TOPK_LINE_INFO``).
+    Of kernels with `kernels` in their names, or of each family and last argument the smallest: they have most
+    of the findings, and some for each explanation. Findings have source lines where the library has them
+    (CMake option ``GVR_TOPK_LINE_INFO``).
     """
-    found: list[Finding] = []
-    with _fat_binaries(library) as fat_binaries:
+    with _fat_binaries(library) as fat_binaries, ThreadPoolExecutor(2) as pool:
         extracted = [binary for fat in fat_binaries for binary in _extract(fat)]
-        binaries = [binary for binary in extracted if f".{arch}." in binary.name]
-        chosen = _chosen_kernels(binaries, kernels)
+        chosen = _chosen_kernels([binary for binary in extracted if f".{arch}." in binary.name], kernels)
         if not chosen:
             raise InspectError(f"kernels: wanted some of {arch} with {kernels!r} in their names, got none")
-        for binary, symbol in chosen:
-            command = (_tool("nvdisasm"), "-gi", "-c", "-fun", str(symbol), str(binary))
-            found += [one for function in parse(_run(*command).splitlines()) for one in unguarded(function)]
-    return found
+
+        def read(binary: Path) -> list[Finding]:
+            text = _run(_tool("nvdisasm"), "-gi", "-c", "-fun", ",".join(chosen[binary]), str(binary))
+            return [one for function in parse(text.splitlines()) for one in unguarded(function)]
+
+        return [one for found in pool.map(read, chosen) for one in found]
 
 
-def _chosen_kernels(binaries: list[Path], kernels: str) -> list[tuple[Path, int]]:
-    """Binary and symbol of the kernels that `unguarded_collectives` reads."""
+def _chosen_kernels(binaries: list[Path], kernels: str) -> dict[Path, list[str]]:
+    """Symbols of the kernels that `unguarded_collectives` reads, by binary."""
     symbols = []
     for binary in binaries:
         with binary.open("rb") as file:
             table = ELFFile(file).get_section_by_name(".symtab")
             assert isinstance(table, SymbolTableSection)
             symbols += [
-                (symbol["st_size"], symbol.name, binary, index)
+                (symbol["st_size"], symbol.name, binary, str(index))
                 for index, symbol in enumerate(table.iter_symbols())
                 if symbol["st_info"]["type"] == "STT_FUNC" and not symbol.name.startswith("$")
             ]
     shown = _demangle({name for _, name, _, _ in symbols})
-    if kernels:
-        return [(binary, index) for _, name, binary, index in symbols if kernels in shown[name]]
-    largest = {}
-    for _, name, binary, index in sorted(symbols, key=lambda symbol: symbol[0]):
+    smallest = {}
+    for _, name, binary, index in sorted(symbols, key=lambda symbol: symbol[0], reverse=True):
         family, _, arguments = shown[name].partition("<")
-        if not arguments or arguments.startswith("float"):
-            largest[family] = (binary, index)
-    return list(largest.values())
+        last = arguments.partition(", ")[2].rpartition(", ")[2]
+        if kernels in shown[name]:
+            smallest[name if kernels else family + last] = binary, index
+    chosen = defaultdict(list)
+    for binary, index in smallest.values():
+        chosen[binary].append(index)
+    return chosen
 
 
 def compiler() -> str | None:

@@ -2,74 +2,85 @@
 
 A branch that only some lanes of a warp take ends at a BSYNC, where lanes should be together again. On an H200
 they once were not (``cpp/kernels/ptx/warp.cuh``). Where the compiler expects that, it guards the
-collective behind: a WARPSYNC, or a BRA.DIV to one. `unguarded` finds the collectives that a BSYNC reaches
-without a guard on some path, in the output of ``nvdisasm -c`` (with source lines: ``-gi``).
+collective behind: a WARPSYNC, or a BRA.DIV to one. `unguarded` finds the collectives that a BSYNC, or the
+return from a call, reaches without a guard on some path, and the branches inside from which a path without a
+guard leads there. It reads the output of ``nvdisasm -c`` (with source lines: ``-gi``).
 
 At the place that failed the region of the branch, from its BSSY to its BSYNC, spanned a block barrier: the
 compiler had moved the BSSY ahead of the barrier. `Finding.spans_barrier` marks that.
+
+It does not see lanes that part in a kernel without a BSSY ahead, nor whether lanes share a condition, which
+`SAME_IN_ALL_LANES` says. A function in `WITHOUT_BARRIER` stands for all of its branches.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from eval.common.paths import KERNELS
 
-_OF_ONE_THREAD = "no collective of the sources: ptxas asks whether the one thread is here that does the work"
+EXPLAINED = {"cluster/row_job.cuh: arrive_at_start": "an arrival without .aligned: lanes may be apart"}
+"""Why collectives need no guard, by file and function."""
 
-EXPLAINED: dict[str, str] = {
-    "cluster/row_job.cuh: arrive_at_start": "an arrival without .aligned: lanes need not be together",
-    "cluster/row_job.cuh: init_barriers": _OF_ONE_THREAD,
-    "streaming/kernel.cuh: prefetch_row": _OF_ONE_THREAD,
-    "prefill_short/prefill_tile.cuh: fetch": _OF_ONE_THREAD,
-}
-"""Why collectives need no guard, by file and function; none is behind a region that spans a barrier."""
-
-SAME_IN_ALL_LANES = {
+SAME_IN_ALL_LANES = (
     "cluster/exchange.cuh: if (ctx.ctas > 1) {",  # a launch's; what it stores is in `WITHOUT_BARRIER`
     "cluster/predictor.cuh: if (by_value) {",
-    "cluster/predictor.cuh: if (kth > kMostFiniteKey) return StepState{kStateInfinite, 0.0f, 0.0f, 0};",
-    (
-        "cluster/predictor.cuh: "
-        "if (moments.are_known() && fabsf(moments.mean) <= kMaxOffsetSigmas * moments.deviation) {"
-    ),
+    "cluster/predictor.cuh: } else if (moments.are_known()) {",
+    "cluster/predictor.cuh: if (kth > kMostFiniteKey) return",
+    "cluster/predictor.cuh: if (kth < kLeastFiniteKey) return",
+    "cluster/predictor.cuh: if (has_value(last)) {",
+    "cluster/predictor.cuh: if (moments.are_known() && fabsf(moments.mean) <=",
+    "cluster/predictor.cuh: if (is_z_score(last.z_score)) {",
+    "cluster/row_job.cuh: return traits.has(LaunchTraits::kDraftRows) ?",
     "cluster/sample.cuh: for (int e = 0; e < kSampleVec; ++e) {",  # in each round `at_once`
     "cluster/select.cuh: if (2 * stride >= count) return;",  # the keys of a warp
+    "cluster/select.cuh: for (int i = kInRegisters * stride; i < count; i += stride)",
     "core/chunked_store.cuh: for (int first = 0; first < count; first += 32 * kAtOnce) {",  # a warp's items
     "resident/count_and_emit.cuh: if (tie_key != kAbsentKey) {",
-    "resident/cluster_tile.cuh: for (int j = 0; j < kVecs; ++j) {",  # up to the row's vectors in a lane
+    "resident/cluster_tile.cuh: for (int j = 0; j < kVecs; ++j) {",  # up to the row's vectors in a lane;
+    "resident/cluster_tile.cuh: return staging + sizeof(uint4) * staged_index(vec, vecs);",  # what these do
+    "core/row_view.cuh: GVR_DEVICE uint32_t staged_index(",
+    "resident/cluster_tile.cuh: return bits([&](float& sum, float x, float bit) { ptx::set_bit_if_equal(",
     "resident/cluster_tile.cuh: if (length >= (32 - lane) * vecs * kPerVec<T>) return;",  # see there
-    (
-        "resident/resolve_miss.cuh: "
-        "const uint32_t at_tie_key = tie_key != kAbsentKey ? inside & equal_to(tie_key) : 0;"
-    ),
+    "resident/resolve_miss.cuh: const uint32_t at_tie_key = tie_key != kAbsentKey ?",
     "small_row/cta_tile.cuh: if (!may_pass_end || begin + kVecs * kGroup <= n) return;",  # a warp's elements
     "small_row/cta_tile.cuh: for (int first = 0; total != 0; first += kPerVec<T>) {",  # a sum over the warp
-    (
-        "small_row/partition.cuh: for (uint32_t i = 0; i < partition.boundary_count; i += 4) {"
-        "  // Absent elements are greater than none."
-    ),
-}
-"""Branches, by file and source text, whose conditions are the row's or its interval's: a whole warp's."""
+    "small_row/partition.cuh: for (uint32_t i = 0; i < partition.boundary_count; i += 4) {",
+)
+"""Branches, by file and the beginning of the line, whose conditions are the row's or its interval's: a whole
+warp's. No lanes part there, so their regions may span a block barrier."""
 
 WITHOUT_BARRIER = {
     "cluster/exchange.cuh: store_to_peers": "lanes that have nothing to send",
-    "cluster/row_job.cuh: agree_on_length": "one thread publishes what it has read",
+    "cluster/messages.cuh: put_alone_if": "lanes that have nothing to keep",
+    "cluster/sample.cuh: take": "lanes whose part of the sample crosses the row's end",
+    "core/chunked_store.cuh: for_each": "lanes behind the last of a warp's items",
+    "core/row_view.cuh: load_elements": "lanes at the row's end",
     "resident/cluster_tile.cuh: fetch": "lanes at the row's end, where vectors are not whole",
     "resident/cluster_tile.cuh: copy_before": "lanes at the row's end",
 }
-"""Branches, by file and function, of rows that registers hold. A barrier would cost too much there."""
+"""Branches, by file and function, behind which nothing but a BSYNC brings lanes together."""
+
+AHEAD_OF_BLOCK_BARRIER = {
+    "resident/count_and_emit.cuh: count_and_list": "lanes have different numbers of keys to list",
+    "resident/kernel.cuh: resident_topk": "one thread keeps what is known of a missed guess",
+}
+"""The same, if a block barrier is on every way to the collective. ptxas guards nothing behind one either."""
 
 _FUNCTION = re.compile(r"^\s*\.text\.(\S+):$")
 _LABEL = re.compile(r"^(\.L_x_\d+|\$\S+):")
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?(\S+)(.*?);")
 _SOURCE = re.compile(r'^\s*//## File "([^"]+)", line (\d+)')
-_TARGET = re.compile(r"`\((\.L_x_\d+)\)")
-_BARRIER = re.compile(r"\bB\d+\b")
+_TARGET = re.compile(r"`\(([.$].+)\)")
 _COLLECTIVE = re.compile(r"^(REDUX|SHFL|VOTE|VOTEU|MATCH|UCGABAR_\w+)(\.|$)")
+_FLOW = re.compile(r"^(BRA|BRX|JM[PX]|CALL|RET|EXIT|BSSY|BSYNC|WARPSYNC|BAR)(\.|$)")
+
+Step = tuple[int, tuple[int, ...]]
+"""Index of an instruction, and of those to which the calls around it return."""
 
 
 @dataclass(frozen=True)
@@ -87,65 +98,88 @@ class Instruction:
     sources: tuple[str, ...] = ()
 
     @property
-    def target(self) -> str | None:
+    def kind(self) -> str:
+        return self.operation.partition(".")[0]
+
+    @property
+    def target(self) -> str:
         found = _TARGET.search(self.operands)
-        return found[1] if found else None
+        return found[1] if found else ""
 
     @property
     def ends(self) -> bool:
-        """Whether nothing follows it."""
-        stops = self.operation.partition(".")[0] in ("BRA", "EXIT", "RET", "JMP", "BRX")
+        """Whether the next instruction does not follow it."""
+        stops = self.kind in ("BRA", "CALL", "EXIT", "RET", "JMP", "JMX", "BRX")
+        is_conditional = self.predicate or re.match(r"\s*!?U?P\d", self.operands)
         # The converged way goes on behind BRA.DIV; the other one meets a WARPSYNC.
-        return stops and not self.predicate and not self._is_conditional and "DIV" not in self.operation
-
-    @property
-    def _is_conditional(self) -> bool:
-        return re.match(r"\s*!?U?P\d", self.operands) is not None
+        return stops and not is_conditional and "DIV" not in self.operation
 
     @property
     def may_separate(self) -> bool:
         """Whether it is a branch whose condition may differ from lane to lane."""
-        return self.operation == "BRA" and re.match(r"@!?P\d", self.predicate) is not None
+        varies = self.operation == "BRA" or self.kind == "RET"
+        return varies and re.match(r"@!?P\d", self.predicate) is not None
 
     @property
     def guards(self) -> bool:
-        return self.operation.startswith(("WARPSYNC", "BRA.DIV"))
+        return self.operation.startswith(("WARPSYNC", "BRA.DIV")) and not self.predicate
 
     @property
     def is_collective(self) -> bool:
-        """Whether it wants all lanes: not what ptxas makes of atomic additions."""
-        own = self.operands.endswith(", PT, PT ") or (self.sources and "atomic" in self.sources[0])
+        """Whether it wants all lanes: not what ptxas makes of atomic additions, or of predicates for itself.
+
+        Its VOTEU puts a predicate where instructions for a whole warp read it: one that all lanes share, or
+        one that says whether the thread is here that does the work. Lanes that are apart each get their own.
+        """
+        made_of = self.sources[0] if self.sources else "intrinsics"
+        votes = self.kind == "VOTEU" and re.match(r"\s*UP\d", self.operands) and "intrinsics" not in made_of
+        own = self.operands.endswith(", PT, PT ") or "atomic" in made_of or votes
         return bool(_COLLECTIVE.match(self.operation)) and not own
 
 
 @dataclass
 class Function:
-    """A kernel, or a function that one calls."""
+    """A kernel with the functions that it calls."""
 
     name: str
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
 
-    def successors(self) -> list[list[int]]:
-        """Indices of the instructions that may follow each one."""
-        count = len(self.instructions)
-        found: list[list[int]] = []
-        for index, one in enumerate(self.instructions):
-            after = [] if one.ends else [index + 1]
-            if one.operation.startswith("BRA") and "DIV" not in one.operation and one.target in self.labels:
-                after.append(self.labels[one.target])
-            found.append([i for i in after if i < count])
-        return found
+    def flow(self) -> tuple[list[Step], list[list[int]]]:
+        """All steps, a called function's once for each call, and the numbers of those that may follow each.
+
+        Raises KeyError for a jump whose target is not a label.
+        """
+        steps: list[Step] = [(0, ())]
+        numbers = {steps[0]: 0}
+        after = []
+        for index, returns in steps:
+            one = self.instructions[index]
+            following = [] if one.ends else [(index + 1, returns)]
+            if one.kind == "CALL":
+                following.append((self.labels[one.target], (*returns, index + 1)))
+            elif one.kind == "RET" and returns:
+                following.append((returns[-1], returns[:-1]))
+            elif one.kind in ("BRA", "BRX", "JMP", "JMX") and "DIV" not in one.operation:
+                following.append((self.labels[one.target], returns))
+            following = [step for step in following if step[0] < len(self.instructions)]
+            for step in following:
+                if step not in numbers:
+                    numbers[step] = len(steps)
+                    steps.append(step)
+            after.append([numbers[step] for step in following])
+        return steps, after
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Finding:
-    """A collective that a BSYNC reaches without a guard."""
+    """A collective that the end of a region, a BSYNC or a call's return, reaches without a guard."""
 
     function: str
     branch: str  # its source line; without line information the address
     collective: str
-    spans_barrier: bool  # a block barrier is ahead of the branch, in the region that the BSYNC closes
+    spans_barrier: bool  # a block barrier is ahead of the branch in the region
+    behind_barrier: bool  # all ways from the region's end to the collective lead through a block barrier
 
 
 def parse(lines: Iterable[str]) -> Iterator[Function]:
@@ -168,89 +202,69 @@ def parse(lines: Iterable[str]) -> Iterator[Function]:
             function.labels[match[1]] = len(function.instructions)
         elif match := _INSTRUCTION.match(line):
             address, predicate, operation, operands = match.groups()
-            function.instructions.append(
-                Instruction(int(address, 16), predicate or "", operation, operands, tuple(sources))
-            )
+            one = Instruction(int(address, 16), predicate or "", operation, operands, tuple(sources))
+            if _COLLECTIVE.match(operation) or _FLOW.match(operation):
+                function.instructions.append(one)
             is_new = True
     if function is not None:
         yield function
 
 
 def unguarded(function: Function) -> list[Finding]:
-    """Collectives that a BSYNC reaches without a guard, with the branches that it closes; sorted."""
-    ins, after = function.instructions, function.successors()
-    reaching = _open_branches(function, after)
-    regions: dict[int, list[tuple[int, bool]]] = {}
+    """Collectives that the end of a region reaches without a guard, with the branches in it; sorted."""
+    steps, after = function.flow()
+    ins = [function.instructions[index] for index, _ in steps]
+    before: list[list[int]] = [[] for _ in steps]
+    for number, following in enumerate(after):
+        for each in following:
+            before[each].append(number)
+    guards = {number for number, one in enumerate(ins) if one.guards}
+    barriers = {number for number, one in enumerate(ins) if one.kind == "BAR"}
+    regions = _regions(function, steps)
+    parted: dict[int, list[tuple[int, bool]]] = {}
     findings = set()
-    for index, one in enumerate(ins):
+    for number, one in enumerate(ins):
         if not one.is_collective:
             continue
-        for closing in reaching.get(index, frozenset()):
-            if closing not in regions:
-                regions[closing] = _branches_closed_by(function, closing, after)
-            for branch, spans in regions[closing]:
-                findings.add(Finding(function.name, _named(ins[branch]), _named(one), spans))
-    return sorted(findings, key=lambda f: (f.collective, f.branch, f.spans_barrier))
+        near = _reached([number], before, guards | barriers)
+        for closing in _reached([number], before, guards) & regions.keys():
+            if closing not in parted:
+                parted[closing] = []
+                ahead = {i for i in _reached([closing], before, guards) if ins[i].may_separate}
+                for opening in regions[closing]:
+                    inside = _reached(after[opening], after, {closing})
+                    behind = _reached(inside & barriers, after, {closing})
+                    parted[closing] += [(i, i in behind) for i in inside & ahead]
+            for branch, spans in parted[closing]:
+                names = _named(ins[branch]), _named(one)
+                findings.add(Finding(function.name, *names, spans, closing not in near))
+    return sorted(findings)
 
 
-def _open_branches(function: Function, after: list[list[int]]) -> dict[int, frozenset[int]]:
-    """For each instruction that is reached the BSYNCs from which a way without a guard leads to it."""
-    ins = function.instructions
-    starts = [0, *(at for name, at in function.labels.items() if name.startswith("$"))]
-    state: dict[int, frozenset[int]] = {start: frozenset() for start in starts if start < len(ins)}
-    work = list(state)
-    while work:
-        index = work.pop()
-        one = ins[index]
-        if one.guards:
-            out: frozenset[int] = frozenset()
-        elif one.operation.startswith("BSYNC"):
-            out = frozenset({index})
-        else:
-            out = state[index]
-        for following in after[index]:
-            known = state.get(following)
-            merged = out if known is None else known | out
-            if merged != known:
-                state[following] = merged
-                work.append(following)
-    return state
-
-
-def _branches_closed_by(function: Function, closing: int, after: list[list[int]]) -> list[tuple[int, bool]]:
-    """Branches that may separate lanes in the regions that a BSYNC closes, and whether a barrier is ahead.
-
-    Of each region the first branch, and the first one behind a block barrier.
-    """
-    ins = function.instructions
-    found = []
-    for opening, one in enumerate(ins):
-        if not one.operation.startswith("BSSY") or one.target not in function.labels:
-            continue
-        end = function.labels[one.target]
-        same = _BARRIER.findall(one.operands)[:1] == _BARRIER.findall(ins[closing].operands)[:1]
-        if not same or closing not in (end, end - 1):
-            continue
-        inside = _reached(opening + 1, after, stop=closing)
-        branches = sorted(i for i in inside if ins[i].may_separate)
-        barriers = [i for i in inside if ins[i].operation.startswith("BAR.")]
-        behind: set[int] = set()
-        for barrier in barriers:
-            behind |= _reached(barrier, after, stop=closing)
-        found += [(i, False) for i in branches[:1]]
-        found += [(i, True) for i in branches if i in behind][:1]
+def _regions(function: Function, steps: list[Step]) -> dict[int, list[int]]:
+    """Where lanes should be together again, a BSYNC or the end of a call, with what opens the regions."""
+    ins, numbers = function.instructions, {step: number for number, step in enumerate(steps)}
+    syncs = {(i, one.operands.strip()) for i, one in enumerate(ins) if one.kind == "BSYNC"}
+    found: dict[int, list[int]] = defaultdict(list)
+    for opening, (index, returns) in enumerate(steps):
+        closings = [index + 1] if ins[index].kind == "CALL" else []
+        if ins[index].kind == "BSSY":
+            end, barrier = function.labels[ins[index].target], ins[index].operands.split(",")[0].strip()
+            closings = [i for i in (end - 1, end) if (i, barrier) in syncs]
+        for closing in closings:
+            if (closing, returns) in numbers:
+                found[numbers[closing, returns]].append(opening)
     return found
 
 
-def _reached(start: int, after: list[list[int]], stop: int) -> set[int]:
-    """Instructions on the ways from one to another, without the other."""
-    seen, work = set(), [start]
+def _reached(starts: Iterable[int], graph: list[list[int]], stops: Set[int]) -> set[int]:
+    """Steps that ways from some lead to, these included, without the stops and what only they lead to."""
+    seen, work = set(), list(starts)
     while work:
-        index = work.pop()
-        if index == stop or index in seen:
-            continue
-        seen.add(index)
-        work += after[index]
+        number = work.pop()
+        if number not in seen and number not in stops:
+            seen.add(number)
+            work += graph[number]
     return seen
 
 
@@ -283,14 +297,12 @@ def _source(line: str) -> str:
 
 
 def unexplained(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings that must not be: those that nothing here explains, and any whose region spans a barrier."""
-    return [
-        one
-        for one in findings
-        if one.spans_barrier
-        or not (
-            enclosing_function(one.collective) in EXPLAINED
-            or enclosing_function(one.branch) in WITHOUT_BARRIER
-            or _source(one.branch) in SAME_IN_ALL_LANES
-        )
-    ]
+    """Findings that must not be: where lanes part, any whose region spans a barrier, too."""
+
+    def is_explained(one: Finding) -> bool:
+        function = enclosing_function(one.branch)
+        known = function in WITHOUT_BARRIER or (one.behind_barrier and function in AHEAD_OF_BLOCK_BARRIER)
+        known = known or enclosing_function(one.collective) in EXPLAINED
+        return _source(one.branch).startswith(SAME_IN_ALL_LANES) or (known and not one.spans_barrier)
+
+    return [one for one in findings if not is_explained(one)]
