@@ -53,12 +53,12 @@ GVR_DEVICE void send_and_wait(const RowContext<T>& ctx, const KeyInterval& inter
     store_to_peers(ctx, interval);
   } else {
     smem.header.put_alone_if(ctx.thread == 0, Header{smem.counts, ctx.row.n, interval.lo, interval.hi, {}});
+    ptx::reconverge(ctx.zero);  // ptxas makes a branch of the stores.
   }
   meanwhile();
   if (ctx.ctas > 1) {
     ptx::barrier_wait(ptx::shared_address(&smem.counts_barrier), parity);
   } else {
-    ptx::reconverge(ctx.zero);  // One thread has stored the header.
     __syncthreads();
   }
 }

@@ -53,8 +53,9 @@ struct ChunkedStore {
       Item some[kAtOnce];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        const int i = first + 32 * j + lane, rotated = i + rotation;
-        some[j] = i < count ? at(rotated < count ? rotated : rotated - count) : padding;
+        const int i = first + 32 * j + lane, rotated = min(i, count - 1) + rotation;
+        const Item item = at(rotated < count ? rotated : rotated - count);  // without a branch
+        some[j] = i < count ? item : padding;
       }
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {

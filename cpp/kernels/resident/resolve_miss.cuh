@@ -15,6 +15,7 @@ template <typename T, int kValues, bool kOptions>
 GVR_DEVICE ClusterTile<T, kValues> restore_tile(const TopkParams& p, const LaunchTraits& traits,
                                                 RowJob<T, kOptions>& job) {
   const MissedGuess& missed = job.ctx.shared->missed;
+  job.ctx.warp = __shfl_sync(0xffffffffu, job.ctx.warp, 0);  // The compiler then knows what a warp shares.
   job.ctx.row.n = missed.length;
   ClusterTile<T, kValues> tile(job.ctx, traits);
   if (missed.elements != p.width) tile.stage_in_second_area(job.ctx, traits);
