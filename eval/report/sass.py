@@ -28,6 +28,7 @@ EXPLAINED = {"cluster/row_job.cuh: arrive_at_start": "an arrival without .aligne
 
 SAME_IN_ALL_LANES = (
     "cluster/exchange.cuh: if (ctx.ctas > 1) {",  # a launch's; what it stores is in `WITHOUT_BARRIER`
+    "cluster/exchange.cuh: ptx::reconverge(ctx.zero);  // ptxas makes",  # a number that is zero in all
     "cluster/predictor.cuh: if (by_value) {",
     "cluster/predictor.cuh: } else if (moments.are_known()) {",
     "cluster/predictor.cuh: if (kth > kMostFiniteKey) return",
@@ -36,15 +37,8 @@ SAME_IN_ALL_LANES = (
     "cluster/predictor.cuh: if (moments.are_known() && fabsf(moments.mean) <=",
     "cluster/predictor.cuh: if (is_z_score(last.z_score)) {",
     "cluster/row_job.cuh: return traits.has(LaunchTraits::kDraftRows) ?",
-    "cluster/sample.cuh: for (int e = 0; e < kSampleVec; ++e) {",  # in each round `at_once`
-    "cluster/select.cuh: if (2 * stride >= count) return;",  # the keys of a warp
-    "cluster/select.cuh: for (int i = kInRegisters * stride; i < count; i += stride)",
-    "core/chunked_store.cuh: for (int first = 0; first < count; first += 32 * kAtOnce) {",  # a warp's items
     "resident/count_and_emit.cuh: if (tie_key != kAbsentKey) {",
-    "resident/cluster_tile.cuh: for (int j = 0; j < kVecs; ++j) {",  # up to the row's vectors in a lane;
-    "resident/cluster_tile.cuh: return staging + sizeof(uint4) * staged_index(vec, vecs);",  # what these do
-    "core/row_view.cuh: GVR_DEVICE uint32_t staged_index(",
-    "resident/cluster_tile.cuh: return bits([&](float& sum, float x, float bit) { ptx::set_bit_if_equal(",
+    "resident/cluster_tile.cuh: for (int j = 0; j < kVecs; ++j) {",  # up to the row's vectors in a lane
     "resident/cluster_tile.cuh: if (length >= (32 - lane) * vecs * kPerVec<T>) return;",  # see there
     "resident/resolve_miss.cuh: const uint32_t at_tie_key = tie_key != kAbsentKey ?",
     "small_row/cta_tile.cuh: if (!may_pass_end || begin + kVecs * kGroup <= n) return;",  # a warp's elements
@@ -57,10 +51,6 @@ warp's. No lanes part there, so their regions may span a block barrier."""
 WITHOUT_BARRIER = {
     "cluster/exchange.cuh: store_to_peers": "lanes that have nothing to send",
     "cluster/messages.cuh: put_alone_if": "lanes that have nothing to keep",
-    "cluster/sample.cuh: take": "lanes whose part of the sample crosses the row's end",
-    "core/chunked_store.cuh: for_each": "lanes behind the last of a warp's items",
-    "core/row_view.cuh: load_elements": "lanes at the row's end",
-    "resident/cluster_tile.cuh: fetch": "lanes at the row's end, where vectors are not whole",
     "resident/cluster_tile.cuh: copy_before": "lanes at the row's end",
 }
 """Branches, by file and function, behind which nothing but a BSYNC brings lanes together."""
