@@ -38,6 +38,7 @@ from eval.common.machine import describe_machine, write_json
 from eval.common.options import Commit, Device, names_of, require_device, require_writable
 from eval.fuzz.calls import Mismatch, checks_by_sort, make_call
 from eval.fuzz.cases import OPS, Case, cases, draw_cases
+from eval.stress import converged
 from eval.stress.stress_cases import CONFIGURATIONS
 from eval.stress.stress_library import StressError
 from eval.stress.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour
@@ -189,4 +190,5 @@ def main(
         print(f"{'MISMATCH' if problem.startswith('Mismatch:') else 'FAILED'} {problem}")
         again = f"python -m eval fuzz --device {device} --case {shlex.quote(case)}"
         print(f"again: {again}" + (f" --beside {beside}" if beside else ""))
+    if not converged.record(summary, out) or summary["failure"] is not None:
         raise typer.Exit(1)

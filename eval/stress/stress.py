@@ -14,6 +14,8 @@ number of launches.
 Neighbours other than operations of torch, and rewriting, need a library of their own (``make neighbours``).
 ``--chaos-launches`` needs a build of the op that delays threads (``make chaos``; the environment variable
 ``GVR_TOPK_LIBRARY_DIR`` names its folder), and gives each mode of it a share of the launches.
+With a build that counts lanes at collectives (CMake option ``GVR_TOPK_CHECK_CONVERGED``) stress and fuzz add
+the counts to ``convergence.json`` beside ``--out``, and fail where lanes came apart that nothing guards.
 
 With ``--rewrite`` another stream keeps rewriting the state's indices, its words, the lengths, the slots or
 the scores, for a minute each; then the words by what other rows would have left, and scores by scores of
@@ -36,6 +38,7 @@ import gvr_topk
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import Commit, Device, names_of, require_device, require_writable
 from eval.common.status import REGRESSION, UNDECIDED
+from eval.stress import converged
 from eval.stress import stress_cases as cases
 from eval.stress import stress_neighbours as beside
 from eval.stress import stress_run as runs
@@ -148,7 +151,7 @@ def main(
     )
     if hung:
         os._exit(REGRESSION)  # an ordinary end would wait for the device
-    if not total["clean"]:
+    if not converged.record(data, out) or not total["clean"]:
         raise typer.Exit(REGRESSION)
     if data["stopped_by_time"]:
         raise typer.Exit(UNDECIDED)

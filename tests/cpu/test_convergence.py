@@ -1,14 +1,18 @@
-"""Whether warp collectives are found in machine code that lanes may reach apart."""
+"""Whether warp collectives are found that lanes may reach apart: in machine code, and in a run's counts."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from eval.common.paths import ROOT
 from eval.report import inspect_build, sass
 from eval.report.inspect_build import InspectError
+from eval.stress import converged
 
 # `resident_topk<float, 16, kCommonSlotted>` without `ptx::reconverge` in `emit_tile`, where an H200 once had
 # lane 0 apart: the branch of the thread that writes the state, and the sum behind it. Other instructions are
@@ -139,3 +143,43 @@ class TestMachineCode:
         if any(one.collective.startswith("0x") for one in found):
             pytest.skip("the library was built without source lines (-DGVR_TOPK_LINE_INFO=ON)")
         assert sass.unexplained(found) == []
+
+
+class TestCounts:
+    """The table of a build with GVR_TOPK_CHECK_CONVERGED."""
+
+    def test_every_collective_is_counted_on_its_own_line(self) -> None:
+        for file in sass.KERNELS.rglob("*.cuh"):
+            code = re.sub("//.*", "", file.read_text())
+            assert file.name == "warp.cuh" or not re.search(r"(shfl|vote|match|redux|elect)\.sync", code)
+            names = re.findall(r"\b__(?:\w+_sync|syncwarp)\(", code)
+            assert all(map(converged.COLLECTIVE.fullmatch, names)), file
+        for text in converged.collectives().values():
+            for name in converged.COLLECTIVE.finditer(text):
+                ends = [text[name.end() : end] for end in range(len(text) + 1)]
+                assert any(part.count("(") < part.count(")") for part in ends), text
+
+    def test_counts_of_runs_add_up(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        places = list(converged.collectives().items())
+        at = {converged.guard_of(*place) is None: number for number, place in enumerate(places)}
+        monkeypatch.setattr(converged.torch.cuda, "synchronize", lambda: None)
+        library = SimpleNamespace(gvr_topk_converged_place=lambda *place: numbers.index(place))
+        numbers = [(path.encode(), int(line)) for path, line in (place.split(":") for place, _ in places)]
+        monkeypatch.setattr(converged, "op_library", lambda: library)
+        run = {"format": "f", "seed": 0, "seconds": 1.0, "machine": {}}
+        for unguarded, apart in ((False, 1), (True, 0), (True, 1), (True, 0)):
+            counted = (b"kernels/resident/launch.cu", at[unguarded], apart, 3)
+            library.gvr_topk_converged_read = lambda add, counted=counted: add(*counted)
+            all_guarded = converged.record(run, tmp_path / "run.json")
+        written = json.loads((tmp_path / "convergence.json").read_text())
+        row = written["collectives"][places[at[True]][0]]
+        assert (row["lanes"], row["lanes_apart"]) == ({"resident": 9}, {"resident": 3})
+        assert row["guarded_by"] is None and not all_guarded and len(written["runs"]) == 4
+        assert sum(bool(row["lanes"]) for row in written["collectives"].values()) == 2
+
+    def test_the_committed_table_says_what_guards_each(self) -> None:
+        table = json.loads((ROOT / "eval/results/h100/convergence.json").read_text())["collectives"]
+        assert [place for place, row in table.items() if row["lanes_apart"] and not row["guarded_by"]] == []
+        assert set(converged.GUARDED_BY) <= {
+            sass.enclosing_function(place) for place in converged.collectives()
+        }
