@@ -31,6 +31,11 @@ constexpr int kPastRow = INT32_MAX / kBlockScores;  // a block that lies behind 
 constexpr uint32_t kFlags = LaunchTraits::kAligned | LaunchTraits::kDraftRows | LaunchTraits::kRowLengths |
                             LaunchTraits::kCompressed | LaunchTraits::kDropMasked | LaunchTraits::kRowStarts;
 
+// Whether half a tile holds the scores of so many blocks.
+GVR_TOPK_HOST_DEVICE constexpr bool are_few(int blocks) {
+  return blocks * kBlockScores <= kThreads * kValuesPerThread;
+}
+
 // Returns how many blocks a row of `n` scores has; the newest of them may be shorter than the others.
 GVR_DEVICE int blocks_of(int n) { return (n + kBlockScores - 1) / kBlockScores; }
 

@@ -67,8 +67,9 @@ GVR_DEVICE int select_largest(const RowContext<T>& ctx, const Tile& tile, Blocks
 
 // What the candidates of a launch are.
 enum class Source {
-  kGiven,  // given blocks
-  kRow,    // blocks that the row's only CTA chooses
+  kGiven,     // given blocks
+  kFewGiven,  // given blocks whose scores half a tile holds
+  kRow,       // blocks that the row's only CTA chooses
   // Blocks that the first and the last CTA of a cluster choose, each for itself: the first chooses `block_k`
   // and publishes them, the last chooses as few as hold the top k, or some more, and selects in these.
   kCluster,
@@ -172,6 +173,7 @@ template <typename T, Source kSource>
 __global__ void __launch_bounds__(kThreads, 1)
     blocks_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ BlocksParams p) {
   constexpr bool kShared = kSource == Source::kCluster;
+  constexpr bool kGiven = kSource == Source::kGiven || kSource == Source::kFewGiven;
   const LaunchTraits traits(kShared ? launch_traits.log2_ctas() : 0, 0, launch_traits.flags & kFlags);
   BlocksShared& own = *reinterpret_cast<BlocksShared*>(storage);
   ptx::grid_take_over();
@@ -179,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   RowJob<T, false> job(p.topk, traits, storage + ptx::unknown_zero(), !kShared);
   RowContext<T>& ctx = job.ctx;
   int given[kGivenPerThread];
-  if constexpr (kSource == Source::kGiven) {
+  if constexpr (kGiven) {
     // Each given block is read once, and before the length is known.
     const int32_t* const row = p.given + job.row * p.blocks_stride;
 #pragma unroll
@@ -195,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const bool drops = traits.has(LaunchTraits::kDropMasked);
   int listed = p.block_k, selectable;  // candidates, absent ones among them, and scores in them
   bool selects = ctx.k > 0, chooses = false;
-  if constexpr (kSource == Source::kGiven) {
+  if constexpr (kGiven) {
     accept_given(own, given, ctx.thread, ctx.row.n);
     const int count = static_cast<int>(own.given_count);
     selectable = scores_in(count, static_cast<int>(own.given_newest), ctx.row.n);
@@ -257,8 +259,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
   }
   if (selects) {
-    // Few candidates take half a tile.
-    if (listed * kBlockScores <= kThreads * kValuesPerThread) {
+    // Few candidates take half a tile. A kernel of given blocks has the code for one of both.
+    const bool few = kGiven ? kSource == Source::kFewGiven : are_few(listed);
+    if (few) {
       select_in<kValuesPerThread>(ctx, own, listed, selectable, drops, positions_of(p, job.row));
     } else {
       select_in<kWideValuesPerThread>(ctx, own, listed, selectable, drops, positions_of(p, job.row));

@@ -28,6 +28,8 @@ cudaError_t launch(const BlocksParams& params, const LaunchTarget& target) {
   if (params.given != nullptr) {
     const int64_t selected = std::min<int64_t>(topk.k, int64_t{params.block_k} * kBlockScores);
     const LaunchConfig config(dim3(topk.rows), threads, given_blocks_bytes(selected), 1, target);
+    if (are_few(params.block_k))
+      return launch_kernel<blocks_topk<T, Source::kFewGiven>>(config, traits, params);
     return launch_kernel<blocks_topk<T, Source::kGiven>>(config, traits, params);
   }
   const LaunchConfig config(dim3(topk.rows * plan.ctas_per_row), threads, chosen_blocks_bytes(topk.width),
