@@ -43,9 +43,9 @@ class Results:
     folder: Path
     quoted: dict[str, set[str]] = field(default_factory=dict)  # commits of the figures shown, by file
 
-    def of_one_gpu(self, pattern: str, keep: Keep | None = None, *, own: bool = False) -> Files:
-        """Files by name, all of one folder, so that no table of times mixes GPUs; with `own` of this one."""
-        found = (self._files_in(place, pattern, keep) for place in self._places()[: 1 if own else None])
+    def of_one_gpu(self, pattern: str, keep: Keep | None = None) -> Files:
+        """Files by name, all of one folder, so that no table of times mixes GPUs."""
+        found = (self._files_in(place, pattern, keep) for place in self._places())
         return next(filter(None, found), {})
 
     def of_all_gpus(self, pattern: str, keep: Keep | None = None) -> Files:

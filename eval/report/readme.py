@@ -540,8 +540,8 @@ def stressed(files: Results) -> dict[str, Any]:
 
     None of them may have found a fault, but the ``faulty`` one of an older commit.
     """
-    runs = files.of_one_gpu("stress*.json", own=True)
-    runs.pop(FAULTY, None)
+    runs = files.of_all_gpus("stress*.json")
+    faulty = [runs.pop(name) for name in list(runs) if name.endswith(FAULTY)]
     kinds: dict[str, list[dict[str, Any]]] = {"beside": [], "delays": [], "rewrite": []}
     for name, run in runs.items():
         refuse_if(run.get("failure"), name, "no failure")
@@ -555,7 +555,6 @@ def stressed(files: Results) -> dict[str, Any]:
         beside = "delays" if run["chaos_build"] else "beside"
         kinds["rewrite" if run["mode"] == "rewrite" else beside].append(run)
     files.quote(runs)
-    faulty = list(files.of_one_gpu(FAULTY).values())
     if faulty:
         refuse_if(faulty[0]["totals"]["clean"], FAULTY, "the faults of the older commit")
     counted = {kind: _counted(its) for kind, its in {**kinds, "faulty": faulty}.items()}
@@ -589,7 +588,7 @@ def fewer_ctas(sweep: Mapping[str, Any]) -> dict[str, float]:
 
 def fuzzed(files: Results) -> dict[str, Any] | None:
     """What the fuzzer called and found."""
-    found = files.quote(files.of_one_gpu("fuzz_*.json"))
+    found = files.quote(files.of_all_gpus("fuzz_*.json"))
     for name, run in found.items():
         refuse_if(run.get("failure"), name, "no mismatch")
     if not found:

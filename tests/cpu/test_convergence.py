@@ -178,7 +178,7 @@ class TestCounts:
         assert sum(bool(row["lanes"]) for row in written["collectives"].values()) == 2
 
     def test_the_committed_table_says_what_guards_each(self) -> None:
-        table = json.loads((ROOT / "eval/results/h100/convergence.json").read_text())["collectives"]
+        table = json.loads((ROOT / "eval/results/h200/convergence.json").read_text())["collectives"]
         assert [place for place, row in table.items() if row["lanes_apart"] and not row["guarded_by"]] == []
         assert set(converged.GUARDED_BY) <= {
             sass.enclosing_function(place) for place in converged.collectives()
