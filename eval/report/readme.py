@@ -1,8 +1,9 @@
 """Write the figures of README and of two pages of ``docs`` from the JSON files under ``eval/results``.
 
-The words are those of ``eval/report/templates``, the figures those of one GPU's folder, `GPU`, and each
-caption names the GPU and the commit as the file has them. A file that this folder lacks is taken from another
-GPU's folder, or what it shows is left out; the benchmark's file must be there. A figure of one run is never
+The words are those of ``eval/report/templates``, the figures those of one GPU's folder, `GPU`, but for
+counts (fuzzing, runs under load, rows compared in engines), which are over all GPUs. Each caption names the
+GPU and the commit as the file has them. A file that this folder lacks is taken from another GPU's folder, or
+what it shows is left out; the benchmark's file must be there. A figure of one run is never
 compared with one of another (`Index`). The pictures are drawn too, where they are not those of the
 files. With ``--check``, look whether all is there and write nothing. A file of another format is refused, and
 so is one that says that something went wrong, or that names a commit which this history does not have.

@@ -217,7 +217,7 @@ class TestReadmeTable:
         self.changed(folder / "bench.json", change)
         said = " ".join(readme.summary().split())
         assert f"{means}; vLLM" in said
-        assert said.endswith(" is up to 2.00 times faster, at 64 rows of 131,072 scores.")
+        assert said.endswith(" is up to 2.00 times as fast as this package, at 64 rows of 131,072 scores.")
 
     def test_commits_that_the_history_lacks_are_refused(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
