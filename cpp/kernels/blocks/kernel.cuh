@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
   }
   if (selects) {
-    // Few candidates take half a tile. A kernel of given blocks has the code for one of both.
+    // Few candidates take half a tile. A kernel of given blocks has the code for one size alone.
     const bool few = kGiven ? kSource == Source::kFewGiven : are_few(listed);
     if (few) {
       select_in<kValuesPerThread>(ctx, own, listed, selectable, drops, positions_of(p, job.row));

@@ -88,7 +88,7 @@ GVR_DEVICE bool move_interval(const RowContext<T>& ctx, const CountResult& resul
   KeyInterval interval = missed;
   const uint32_t k = ctx.k, capacity = static_cast<uint32_t>(ctx.list.segment() << ctx.log2_ctas) / 2;
   if (!result.agreed || result.contains_k) return false;
-  interval.source = kGuessNone;  // The ends will not be a sample's.
+  interval.source = kGuessNone;  // The new ends are not a sample's.
   if (result.above >= k) {
     if (result.above > capacity) return false;
     interval.lo = interval.hi + 1;

@@ -23,7 +23,8 @@ class Inbox {
     return ptx::map_to_rank(ptx::shared_address(&items_[i]), rank);
   }
 
-  // Stores the item of a cluster of one CTA, which has no other sender and so uses no transaction barrier.
+  // If `condition`, stores the item of a cluster of one CTA, which has no other sender and so uses no
+  // transaction barrier.
   GVR_DEVICE void put_alone_if(bool condition, const Item& item) {
 #pragma unroll
     for (size_t i = 0; i < sizeof(Item) / sizeof(uint4); ++i) {

@@ -162,7 +162,7 @@ struct RowJob {
     ptx::store_shared_if(ctx.thread == 0, ptx::shared_address(&smem.facts.length), length);
     if (kOptions && ctx.thread == 0) smem.facts.owns_slot = owns_slot(p, traits);
     if (traits.has(LaunchTraits::kCounts) && writer) p.counts[row] = min(length, ctx.k);
-    if (kOptions) ptx::reconverge(ctx.zero);
+    if (kOptions) ptx::reconverge(ctx.zero);  // One thread has published what the row owns.
     __syncthreads();
     ctx.row.n = smem.facts.length;
   }

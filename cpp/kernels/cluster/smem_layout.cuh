@@ -46,9 +46,9 @@ struct alignas(128) Shared {
   RowFacts facts;
   MissedGuess missed;
   Inbox<Header, kMaxClusterSize> header;
-  Inbox<uint32_t, kThreads> received;  // the cluster's sample, sent by all its CTAs
-  uint64_t counts_barrier;             // transaction barrier of `header` and of the key list
-  uint64_t sample_barrier;             // transaction barrier of `received`
+  alignas(16) Inbox<uint32_t, kThreads> received;  // the cluster's sample, sent by all its CTAs
+  uint64_t counts_barrier;                         // transaction barrier of `header` and of the key list
+  uint64_t sample_barrier;                         // transaction barrier of `received`
   uint32_t warp_value[3][kWarps];
   // Packed counts (cluster/select.cuh) of selected elements: first of the keys that earlier CTAs have
   // listed, as each warp counts them, then of each warp's own elements.
@@ -56,7 +56,7 @@ struct alignas(128) Shared {
   union {
     struct {
       uint32_t sent[kThreads];                 // guess: this CTA's part of the cluster's sample
-      alignas(16) uint4 sample[kThreads / 4];  // guess: the sample, one key per thread
+      alignas(16) uint4 sample[kThreads / 4];  // guess: a sample that this CTA takes alone
     };
     uint8_t buffer_chunks[kWarps][kMaxBufferChunks];  // collect: numbers of the chunks of each warp
   };

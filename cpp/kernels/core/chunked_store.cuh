@@ -54,7 +54,8 @@ struct ChunkedStore {
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
         const int i = first + 32 * j + lane, rotated = min(i, count - 1) + rotation;
-        const Item item = at(rotated < count ? rotated : rotated - count);  // without a branch
+        // All lanes load, so that none branches.
+        const Item item = at(rotated < count ? rotated : rotated - count);
         some[j] = i < count ? item : padding;
       }
 #pragma unroll

@@ -117,8 +117,8 @@ GVR_DEVICE void filter_row(const RowContext<T>& ctx, const AsyncPipeline<T>& pip
 }
 
 // Returns whether ties of the tie key may be most of the row. They are not in a row that is masked nearly
-// everywhere, nor in one of infinities, nor above the lower end that a sample gave: few elements of the row
-// are.
+// everywhere, nor in one of infinities, nor if they lie above a lower end that a sample gave, because few
+// elements of the row lie there.
 GVR_DEVICE bool may_be_dense(const KeyInterval& interval) {
   const bool is_sampled = interval.source == kGuessRowSample;
   return interval.tie_key() != kAbsentKey && interval.lo != kLeastFiniteKey && interval.lo != kPosInfKey &&
