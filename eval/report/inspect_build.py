@@ -201,10 +201,8 @@ def machine_code(library: Path = LIBRARY) -> dict[str, str]:
     }
 
 
-def unguarded_collectives(
-    library: Path = LIBRARY, kernels: str = "", arch: str = MEASURED_ARCH
-) -> list[Finding]:
-    """Warp collectives that lanes may reach apart (`eval.report.sass`), in the code of one architecture.
+def unguarded_collectives(library: Path = LIBRARY, kernels: str = "") -> list[Finding]:
+    """Warp collectives that lanes may reach apart (`eval.report.sass`), in the code that is measured.
 
     Of kernels with `kernels` in their names, or of each family and last argument the smallest: they have most
     of the findings, and some for each explanation. Findings have source lines where the library has them
@@ -212,9 +210,11 @@ def unguarded_collectives(
     """
     with _fat_binaries(library) as fat_binaries, ThreadPoolExecutor(2) as pool:
         extracted = [binary for fat in fat_binaries for binary in _extract(fat)]
-        chosen = _chosen_kernels([binary for binary in extracted if f".{arch}." in binary.name], kernels)
+        chosen = _chosen_kernels([it for it in extracted if f".{MEASURED_ARCH}." in it.name], kernels)
         if not chosen:
-            raise InspectError(f"kernels: wanted some of {arch} with {kernels!r} in their names, got none")
+            raise InspectError(
+                f"kernels: wanted some of {MEASURED_ARCH} with {kernels!r} in their names, got none"
+            )
 
         def read(binary: Path) -> list[Finding]:
             text = _run(_tool("nvdisasm"), "-gi", "-c", "-fun", ",".join(chosen[binary]), str(binary))

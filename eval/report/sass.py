@@ -19,7 +19,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from eval.common.paths import KERNELS
 
@@ -264,13 +263,13 @@ def _named(one: Instruction) -> str:
     return (ours or list(one.sources) or [f"{one.address:#x}"])[0]
 
 
-def enclosing_function(line: str, kernels: Path = KERNELS) -> str:
+def enclosing_function(line: str) -> str:
     """``folder/file: function`` of a ``folder/file:line``, which stays the same when lines move.
 
     ptxas often gives an instruction the line of another one beside it, so the line itself would not.
     """
     path, _, number = line.rpartition(":")
-    file = kernels / path
+    file = KERNELS / path
     lines = file.read_text().splitlines()[: int(number, 0)] if file.is_file() else []
     for at in range(len(lines) - 1, -1, -1):
         if re.match(r"\s*(inline )?(static )?(__(device|global)__|GVR_DEVICE)", lines[at]):

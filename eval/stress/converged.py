@@ -41,6 +41,7 @@ def collectives() -> dict[str, str]:
 
 
 def guard_of(place: str, code: str) -> str | None:
+    """What guards a collective, by its place and source text; None if nothing is known to."""
     if "ptx::reconverge(" in code:
         return "is itself the barrier that brings them together"
     return GUARDED_BY.get(enclosing_function(place))
