@@ -128,15 +128,14 @@ def load_bench() -> dict[str, Any]:
 
 def summary() -> str:
     """The README's first figures: the mean ratio to other projects, and where one of them wins by most."""
-    bench = load_bench()
-    index, peers = Index(bench), peer_names(run["baselines"] for run in bench["runs"])
-    ratios = worst_ratios(index)
+    _, index, values = common_values(Results(RESULTS))
+    ratios, peers = worst_ratios(index), values["peers"]
     won = [(ratio, key, impl) for impl in SUMMARY_PEERS for key, ratio in index.ratios(impl, HINTED).items()]
     ratio, key, impl = min(won)
     (cell,) = index.cells(lambda cell: cell["key"] == key)
     return render(
         "summary.md.j2",
-        device=device_of(bench),
+        **values,
         means=[(ratios[peer]["geometric_mean"], peers[peer]) for peer in SUMMARY_PEERS],
         won={"times": 1 / ratio, "by": peers[impl], "width": None, **cell} if ratio < 1 - NOISE else None,
     )
