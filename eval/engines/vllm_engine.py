@@ -37,7 +37,7 @@ MODES = (STOCK, OURS, COMPARE)
 EAGER, FULL = "eager", "full"
 GRAPHS = (EAGER, FULL)
 CASES, INVARIANCE, SAMPLER = "cases", "invariance", "sampler"
-PARTS = {CASES: MODES, INVARIANCE: (STOCK, OURS), SAMPLER: MODES}
+PARTS = {CASES: MODES, INVARIANCE: (STOCK, OURS), SAMPLER: (OURS, COMPARE)}
 """Parts of a trial, and the modes in which each shows something."""
 
 DCP_HEADS = 16
@@ -55,6 +55,9 @@ SAMPLER_VOCABULARY, SAMPLER_PROMPT = 128_256, 64
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SEEDED = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
 """Parameters of requests, and of those whose answers are repeated, where they are sampled."""
+
+TURNS = (STOCK, OURS, OURS, STOCK)
+"""Whose functions sample, one after the other, where both are timed."""
 
 SAMPLER_CACHE = 4 << 30
 """Bytes of the cache there, so that several engines may share a GPU while they compare."""
@@ -458,15 +461,19 @@ class Trial:
         """Run batches whose requests have parameters of a kind, as many as it takes to have all of them."""
         batches = -(-len(vllm_sampler.KINDS[kind]) // batch)
         steps = self.spec.steps // batches // (10 if kind == vllm_sampler.GRAMMAR else 1)
-        for number in range(batches):
-            case = {"batch": batch, "kind": kind, "number": number}
+        timed = self._draws if isinstance(self._draws, vllm_sampler.Times) else None
+        sides = TURNS if timed is not None else (self.spec.mode,)
+        for number, side in itertools.product(range(batches), sides):
+            case = {"batch": batch, "kind": kind, "number": number, "side": side}
+            if timed is not None:
+                timed.ours = side == OURS
             settings = vllm_sampler.settings_of(kind, batch, number, drafts=self.spec.drafts > 0)
             parameters = self._parameters(lambda n: steps, settings)
             requests = prompts(batch, [SAMPLER_PROMPT], number)
-            case |= run_requests(self._engine, parameters, requests, f"{kind} {batch} {number}")
+            case |= run_requests(self._engine, parameters, requests, f"{kind} {batch} {number} {side}")
             del case["answers"]
-            if isinstance(self._draws, vllm_sampler.Times):
-                case |= self._draws.take()
+            if timed is not None:
+                case |= timed.take()
             self._done["cases"].append(case)
 
     def _stream(self) -> None:

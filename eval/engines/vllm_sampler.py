@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from gvr_topk.sampling.arguments import Noise
 from gvr_topk.sampling.reference import Kept, Row, Setting, draw, keep
 
 GREEDY, LIKE_CHAT, MIXED = "greedy", "k = 50, p = 0.9", "mixed"
-LOGPROBS, GRAMMAR = "mixed, 20 log-probabilities", "mixed, a grammar"
+LOGPROBS, GRAMMAR, FEW = "mixed, 20 log-probabilities", "mixed, a grammar", "few tokens"
 KINDS: dict[str, list[dict[str, Any]]] = {
     GREEDY: [{"temperature": 0.0}],
     LIKE_CHAT: [{"temperature": 0.7, "top_k": 50, "top_p": 0.9}],
@@ -45,6 +46,8 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 
 KINDS[LOGPROBS] = [setting | {"logprobs": 20} for setting in KINDS[MIXED]]
 KINDS[GRAMMAR] = [setting | {"regex": "[a-m]+"} for setting in KINDS[MIXED]]
+# Of which drafts of n-grams are often right, because few tokens follow each token.
+KINDS[FEW] = [{"temperature": 1.0, "top_k": top_k} for top_k in (2, 3, 4)]
 
 
 def settings_of(kind: str, batch: int, number: int, drafts: bool) -> list[dict[str, Any]]:
@@ -64,7 +67,7 @@ def shows(kind: str, batch: int, compares: bool) -> bool:
     """Whether a kind of batch is run: mixed ones are compared, and timed where one batch has all settings."""
     if compares:
         return len(KINDS[kind]) > 1
-    return batch >= len(KINDS[kind]) and kind != GRAMMAR
+    return batch >= len(KINDS[kind]) and kind not in (GRAMMAR, FEW)
 
 
 TIED, TIE, CUTOFF, LAST = "near tie", "tie at the border", "cutoff", "last candidate"
@@ -115,9 +118,10 @@ class Comparison:
     def observe(self, patches: Transaction) -> None:
         """Put the comparison around all that draws in this process."""
         module, rejection = _classes()
+        verify = self.wrap_verify(rejection._verify, module.Sampler.sample)
+        patches.set_attribute(rejection, "_verify", verify)
         patches.wrap(module, "Sampler.sample", self.wrap_sample)
         patches.wrap(module, "compute_topk_scores", self.wrap_scores)
-        patches.set_attribute(rejection, "_verify", self.wrap_verify(rejection._verify))
 
     def reset(self) -> None:
         """Forget what was counted, such as vLLM's warm-up."""
@@ -141,18 +145,19 @@ class Comparison:
             results = sample(*args, **named)
             with native_noise(sampler):
                 theirs, _ = original(*args, **named)
-            slots = given["expanded_idx_mapping"]
-            self._see(sampler.sampling_states, given["logits"], slots, given["pos"], results[0], theirs)
+            rows = torch.arange(len(theirs), device=theirs.device)
+            self._see(sampler.sampling_states, given, rows, results[0], theirs)
             return results
 
         return observed
 
-    def _see(
-        self, states: Any, logits: Tensor, slots: Tensor, positions: Tensor, ours: Tensor, theirs: Tensor
-    ) -> None:
+    def _see(self, states: Any, given: dict[str, Any], rows: Tensor, ours: Tensor, theirs: Tensor) -> None:
+        """Count tokens of some rows of a call, and judge those that differ."""
+        logits, slots, positions = (given[name] for name in ("logits", "expanded_idx_mapping", "pos"))
         self.counts["calls"] += 1
-        self.counts["rows"] += len(ours)
-        for row in (ours != theirs).nonzero().flatten().tolist():
+        self.counts["rows"] += len(rows)
+        for at in (ours != theirs).nonzero().flatten().tolist():
+            row = int(rows[at])
             slot, position = int(slots[row]), int(positions[row])
             filters = {name: getattr(states, name).np[slot].item() for name in FILTERS}
             judged = judge(
@@ -160,11 +165,11 @@ class Comparison:
                 filters,
                 states.seeds.np[slot].item(),
                 position,
-                int(ours[row]),
-                int(theirs[row]),
+                int(ours[at]),
+                int(theirs[at]),
             )
             self.counts[judged["why"]] += 1
-            self.differences.append({"batch": len(ours), "position": position} | filters | judged)
+            self.differences.append({"batch": len(logits), "position": position} | filters | judged)
 
     def wrap_scores(self, scores: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``compute_topk_scores``, which is ours by now; of equal logits either may be named."""
@@ -185,13 +190,15 @@ class Comparison:
 
         return observed
 
-    def wrap_verify(self, verify: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``RejectionSampler._verify``, which is ours by now.
+    def wrap_verify(self, verify: Callable[..., Any], sample: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``RejectionSampler._verify``, which is ours by now, as is `sample`.
 
-        Greedy requests must have the same tokens. Of the others, the first drafts that one side alone accepts
-        are counted: as both have the same law, half of them should be of either side.
+        Each token must be the one that vLLM's native sampler draws of its row without drafts, and greedy
+        requests must have the tokens of vLLM's own verification. Of the others, the first drafts that one
+        side alone accepts are counted: as both have the same law, half of them should be of either side.
         """
         original = inspect.unwrap(verify)
+        native = inspect.unwrap(sample)
         signature = inspect.signature(original)
 
         def observed(*args: Any, **named: Any) -> Any:
@@ -221,6 +228,13 @@ class Comparison:
             }
             for name, which in seen.items():
                 self.counts[f"drafts_{name}"] += int(which.sum())
+            sampler, (_, tokens, lengths) = given["self"].sampler, ours
+            inputs = {name: given[name] for name in inspect.signature(native).parameters if name in given}
+            with native_noise(sampler):
+                alone, _ = native(**inputs | {"self": sampler, "input_ids": given["draft_sampled"]})
+            got = columns < lengths[:, None]
+            rows = (starts[:-1, None] + columns)[got]
+            self._see(sampler.sampling_states, given, rows, tokens[got], alone[rows])
             return ours
 
         return observed
@@ -312,17 +326,31 @@ def at_borders(kept: Kept, row: Row, setting: Setting, token: int) -> tuple[list
 
 
 class Times:
-    """Times every call of what samples: on the host, and on the GPU in one of `TIMED_EVERY` calls."""
+    """Times every call of what samples: on the host, and on the GPU in one of `TIMED_EVERY` calls.
+
+    Attributes
+    ----------
+    ours : bool
+        Whether ours samples, or vLLM's own functions do: so one engine times both in turns.
+    """
 
     def __init__(self) -> None:
         self._calls: list[tuple[int, float, Any]] = []
         self.flashinfer = False  # whether vLLM has FlashInfer's sampler for batches that it can draw
+        self.ours = True
 
     def observe(self, patches: Transaction) -> None:
-        """Time the calls of both samplers of this process."""
+        """Time the calls of both samplers of this process, and choose whose functions these call."""
         module, rejection = _classes()
-        for cls in (module.Sampler, rejection):
+        for cls, method in ((module.Sampler, "sample"), (rejection, "_verify")):
             patches.set_attribute(cls, "__call__", self.wrap(cls.__call__))
+            for owner, name in ((cls, method), (sys.modules[cls.__module__], "compute_topk_scores")):
+                patches.set_attribute(owner, name, self.choose(getattr(owner, name)))
+
+    def choose(self, replaced: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a call of ours, or of the function of vLLM's that it is in place of."""
+        own = inspect.unwrap(replaced)
+        return lambda *args, **named: (replaced if self.ours else own)(*args, **named)
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a call whose second argument is the logits."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from eval.engines.vllm_model import LATENT, SHAPES, V32
@@ -79,21 +80,17 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
         count = defaultdict(int, draws)
         beyond += [one["batch"] for one in draws["differences"] if why_of(one) == BEYOND]
         batches = listed([str(batch) for batch in sorted({case["batch"] for case in engine["cases"]})])
-        if not engine["drafts"]:
-            why = Counter(map(why_of, draws["differences"]))
-            told = [why[name] for name in (TIED, TIE, CUTOFF, LAST, BEYOND, UNEXPLAINED, WRONG_TOKEN)]
-            scored = [count[name] for name in ("logprob_rows", "logprob_rows_that_differ")]
-            drawn.append(
-                [batches, *(f"{number:,}" for number in (count["calls"], count["rows"], *told, *scored))]
-            )
+        why = Counter(map(why_of, draws["differences"]))
+        told = [why[name] for name in (TIED, TIE, CUTOFF, LAST, BEYOND, UNEXPLAINED, WRONG_TOKEN)]
+        scored = [count[name] for name in ("logprob_rows", "logprob_rows_that_differ")]
+        drawn.append(
+            [str(engine["drafts"] or "none"), batches]
+            + [f"{number:,}" for number in (count["calls"], count["rows"], *told, *scored)]
+        )
         if count["drafts_calls"]:
             names = ("calls", "greedy_requests", "greedy_requests_that_differ", "first_drafts")
             sides = [f"accepted_by_{side}{alone}" for alone in ("", "_alone") for side in ("ours", "vllm")]
             verified.append([batches, *(f"{count[f'drafts_{name}']:,}" for name in (*names, *sides))])
-    times: defaultdict[tuple[int, int, str], dict[str, Data]] = defaultdict(dict)
-    for engine in engines:
-        for case in engine["cases"] if engine["mode"] in MODES else ():
-            times[engine["drafts"], case["batch"], case["kind"]][engine["mode"]] = case
     return {
         "source": source_of(*trials.values()),
         "margin": shown(100 * MARGIN),
@@ -102,12 +99,35 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
         "verified": verified,
         "times": [
             [str(drafts or "none"), str(batch), kind]
-            + [shown(by_mode[mode][part], digits) for part, digits in SAMPLING_PARTS for mode in MODES]
-            for (drafts, batch, kind), by_mode in sorted(times.items())
-            if set(by_mode) == set(MODES) and len({case["rows"] for case in by_mode.values()}) == 1
+            + [shown(by_side[side][part], digits) for part, digits in SAMPLING_PARTS for side in MODES]
+            for (drafts, batch, kind), by_side in sorted(sampling_times(engines).items())
         ],
         "cut_off": len(cut_off),
-        "streams": [stream for trial in trials.values() for stream in trial["streams"]],
+        "streams": [
+            stream | {"split_k": trial["setup"].get("split_k", True)}
+            for trial in trials.values()
+            for stream in trial["streams"]
+        ],
+    }
+
+
+def sampling_times(engines: Iterable[Data]) -> dict[tuple[int, int, str], dict[str, dict[str, float]]]:
+    """Times of both sides by drafts, requests and parameters: means of the turns in one engine."""
+    cases: defaultdict[tuple[int, int, str], defaultdict[str, list[Data]]]
+    cases = defaultdict(lambda: defaultdict(list))
+    for engine in engines:
+        # An engine without split-K shows streams of tokens.
+        timed = engine["mode"] == "ours" and engine.get("split_k", True)
+        for case in engine.get("cases", ()) if timed else ():
+            cases[engine["drafts"], case["batch"], case["kind"]][case["side"]].append(case)
+    return {
+        key: {
+            side: {part: mean(case[part] for case in by_side[side]) for part, _ in SAMPLING_PARTS}
+            for side in MODES
+        }
+        for key, by_side in cases.items()
+        if set(by_side) == set(MODES)
+        and len({case["rows"] for side in by_side.values() for case in side}) == 1
     }
 
 
@@ -146,15 +166,9 @@ def slices_tables(figures: dict[str, Any] | None) -> dict[str, Any] | None:
 def mixed_call(files: Results, requests: int = 64) -> dict[str, Any] | None:
     """Microseconds on the GPU of one call that samples mixed requests: ``stock``, ``ours`` and ``source``."""
     for name, trial in _sound(files.of_one_gpu(SAMPLERS)).items():
-        us = {
-            engine["mode"]: case["gpu_us"]
-            for engine in trial["engines"]
-            for case in engine.get("cases", ())
-            if engine["mode"] in MODES
-            and (engine["drafts"], case["batch"], case["kind"]) == (0, requests, MIXED)
-        }
-        if set(us) == set(MODES):
+        if by_side := sampling_times(trial["engines"]).get((0, requests, MIXED)):
             files.quote({name: trial})
+            us = {side: times["gpu_us"] for side, times in by_side.items()}
             return us | {"requests": requests, "source": source_of(trial)}
     return None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.report.provenance import Results
-from eval.report.vllm_report import in_engine, total_compared, vllm_figures
+from eval.report.vllm_report import in_engine, mixed_call, total_compared, vllm_figures
 
 MACHINE = {"commit": "abc1234", "device": "NVIDIA H200"}
 
@@ -82,3 +82,17 @@ def test_rows_of_all_gpus_stand_in_one_table_and_those_of_one_are_summed(tmp_pat
     )
     total = total_compared(Results(tmp_path / "h1"))
     assert total is not None and total["decode"] == 7 and "OTHER" not in total["source"]
+
+
+def test_turns_of_both_samplers_are_averaged(tmp_path: Path) -> None:
+    """And a batch whose sides had other rows has no times."""
+    case = {"batch": 64, "kind": "mixed", "rows": 64, "host_us": 300, "decode_ms_median": 2.0}
+    sides = [("stock", 600), ("ours", 100), ("ours", 120), ("stock", 640)]
+    cases = [case | {"side": side, "gpu_us": us} for side, us in sides]
+    cases += [{**one, "batch": 8, "rows": 8 + at} for at, one in enumerate(cases)]
+    engine = _engine("sampler", mode="ours", cases=cases)
+    said = _write(tmp_path / "h1", vllm_sampler_a=_trial(engine, streams=[]))
+    assert "| none | 64 | mixed | 620 | 110 | 300 | 300 | 2.00 | 2.00 |" in said
+    assert "| none | 8 |" not in said
+    mixed = mixed_call(Results(tmp_path / "h1"))
+    assert mixed is not None and (mixed["stock"], mixed["ours"]) == (620, 110)

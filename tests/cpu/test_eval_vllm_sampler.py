@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from vllm_engine import logits_of, sampler_batch, sampler_with
-from vllm_lines import break_sampler, lines_of_draws
+from sampler_setup import change_op
+from vllm_engine import draft_batch, logits_of, sampler_batch, sampler_with
+from vllm_lines import break_sampler, calls, lines_of_draws
 
 from eval.engines import vllm_sampler as trial
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations._kit.transaction import Transaction
+from gvr_topk.integrations.vllm import drafts
+from gvr_topk.integrations.vllm.upstream import VERIFY_DRAFTS
 from gvr_topk.sampling import arithmetic
 
+KINDS = len(trial.KINDS[trial.MIXED])
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
@@ -29,15 +34,11 @@ def patches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Transaction]:
         made.rollback()
 
 
-def steps(count: int = 20) -> Any:
+def steps(count: int = 20) -> None:
     """Draw for requests of all kinds."""
     one = sampler_with(trial.KINDS[trial.MIXED])
     for step in range(count):
-        one(
-            logits_of(len(trial.KINDS[trial.MIXED]), step),
-            sampler_batch(range(len(trial.KINDS[trial.MIXED])), step),
-        )
-    return one
+        one(logits_of(KINDS, step), sampler_batch(range(KINDS), step))
 
 
 def test_tokens_are_compared(patches: Transaction) -> None:
@@ -45,7 +46,7 @@ def test_tokens_are_compared(patches: Transaction) -> None:
     comparison.observe(patches)
     steps()
     told = comparison.as_dict()
-    assert told["calls"] == 20 and told["rows"] == 20 * len(trial.KINDS[trial.MIXED])
+    assert told["calls"] == 20 and told["rows"] == 20 * KINDS
     assert not any(told[name] for name in trial.WRONG)
     assert len(told["differences"]) == told.get("near tie", 0) + told.get("cutoff", 0)
 
@@ -58,6 +59,27 @@ def test_a_wrong_token_is_found(patches: Transaction, monkeypatch: pytest.Monkey
     told = comparison.as_dict()
     assert told["ours is wrong"] == 3 == len(told["differences"])
     assert {one["temperature"] for one in told["differences"]} == {0.0}
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_tokens_behind_drafts_are_those_without(
+    patches: Transaction, monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    """Each emitted token is compared with the native one of its row; greedy requests with vLLM's drafts."""
+    comparison, logits = trial.Comparison(), logits_of(10)
+    comparison.observe(patches)
+    greedy = logits.argmax(1).tolist()
+    inputs = draft_batch([0, 1, 2], [5, 9, 7], [greedy[:3], [0], [*greedy[6:8], -1]])
+    if wrong:
+        change_op(monkeypatch, drafts, "verify", lambda found: found.tokens[2, 1].add_(1))
+    module = importlib.import_module(VERIFY_DRAFTS.module)
+    one = sampler_with([{"temperature": 0.0}, {"top_k": 2, "seed": 3}, {"temperature": 0.0}])
+    module.RejectionSampler(one, 3)(logits, inputs)
+    told = comparison.as_dict()
+    assert told["calls"] == told["drafts_calls"] == 1 and told["rows"] == 4 + 1 + 3
+    assert told["drafts_greedy_requests"] == 2 and told["drafts_first_drafts"] == 1
+    counts = told["ours is wrong"], told["drafts_greedy_requests_that_differ"], len(told["differences"])
+    assert counts == (wrong, wrong, wrong)
 
 
 def seed_of(wanted: Callable[[Any], Any]) -> tuple[int, Any]:
@@ -111,5 +133,9 @@ def test_times(patches: Transaction) -> None:
     times.observe(patches)
     steps(9)
     told = times.take()
-    assert told["rows"] == len(trial.KINDS[trial.MIXED]) and told["calls"] == 9 and told["host_us"] > 0
+    assert told["rows"] == KINDS and told["calls"] == 9 and told["host_us"] > 0
     assert told["gpu_us"] is None and told["flashinfer"] is False and times.take() == {"calls": 0}
+    assert calls() == {("gvr_topk", "sampler"): 9}
+    times.ours = False
+    steps(9)
+    assert times.take()["calls"] == 9 and calls() == {("gvr_topk", "sampler"): 9}

@@ -153,7 +153,7 @@ def test_missing_package_is_one_line(capsys):
 def test_plan():
     plan = vllm_trial.plan(options())
     parts = {part: [spec for spec in plan if spec.part == part] for part in PARTS}
-    assert [len(specs) for specs in parts.values()] == [12, 8, 12] and plan[0].mode == STOCK
+    assert [len(specs) for specs in parts.values()] == [12, 8, 8] and plan[0].mode == STOCK
     assert {(spec.chunk, spec.drafts) for spec in parts[INVARIANCE]} == {(8192, 0), (2048, 0)}
     assert vllm_trial.plan(options(parts="invariance", modes="compare")) == []
     models = {(spec.model, spec.drafts) for spec in parts[CASES]}
