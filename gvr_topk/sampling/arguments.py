@@ -40,6 +40,12 @@ class LogprobMode(enum.IntEnum):
     PROCESSED = 1
 
 
+CHOICES: dict[type[enum.IntEnum], dict[str, int]] = {
+    kind: {one.name.lower(): int(one) for one in kind} for kind in (Order, Noise, LogprobMode)
+}
+"""Numbers of all choices by their names; looking through an enumeration takes the host longer."""
+
+
 class Flag(enum.IntFlag):
     """What a row's flags say."""
 
@@ -161,11 +167,10 @@ class SamplingChecks(Checks):
 
     def choice(self, name: str, value: Any, kind: type[enum.IntEnum]) -> int:
         """Look up a choice by its name."""
-        members = kind.__members__
-        member = members.get(value.upper()) if isinstance(value, str) and value.islower() else None
-        if member is None:
-            raise self.fail(name, " or ".join(repr(one.lower()) for one in members), repr(value))
-        return int(member)
+        choices = CHOICES[kind]
+        if not isinstance(value, str) or value not in choices:
+            raise self.fail(name, " or ".join(map(repr, choices)), repr(value))
+        return choices[value]
 
     def ids(self, name: str, tensor: Any, like: Tensor, shape: tuple[int | None, ...]) -> None:
         """Check a tensor of tokens or slots, without gaps, of one of two dtypes."""
