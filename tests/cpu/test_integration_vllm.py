@@ -943,12 +943,13 @@ def test_doctor(vllm, installed, monkeypatch):
     later = "later (checked when its library is loaded): replaced: runs our op"
     assert rows["torch.ops._C.top_k_per_row_prefill"].startswith(later)
     assert rows["sparse_attn_indexer"].startswith("ok: wrapped")
-    where = "where sparse_indexer_topk_backend is auto, and candidate blocks"
-    assert rows["would happen"] == f"decode and prefill top-k are replaced {where}"
+    others = ", and candidate blocks, and log-probabilities, and the sampler, and drafts"
+    auto = "decode and prefill top-k are replaced where sparse_indexer_topk_backend is auto"
+    assert rows["would happen"] == auto + others
     assert not [name for name in sys.modules if name.startswith("vllm.")]
     monkeypatch.setenv("GVR_TOPK_VLLM", "force")
     outlook = dict(integration.describe())["would happen"]
-    assert outlook.endswith("are replaced whatever sparse_indexer_topk_backend says, and candidate blocks")
+    assert outlook.endswith(f"are replaced whatever sparse_indexer_topk_backend says{others}")
     monkeypatch.setenv("VLLM_PLUGINS", "other")
     rows = dict(integration.describe())
     assert rows["entry point"] == "not loaded: VLLM_PLUGINS=other has to name gvr_topk, too"

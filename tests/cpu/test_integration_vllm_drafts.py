@@ -1,4 +1,4 @@
-"""Drafts of a fake of vLLM 0.33's V2 runner, verified by our op if asked for; what vLLM verifies itself."""
+"""Drafts of a fake of vLLM 0.33's V2 runner, verified by our op; what vLLM verifies itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ OFF = " vLLM's own rejection sampler serves from now on"
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     with lines_of_draws(monkeypatch) as lines:
-        monkeypatch.setenv("GVR_TOPK_SAMPLER", "drafts")
         yield lines
 
 

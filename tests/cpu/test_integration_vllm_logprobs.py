@@ -26,8 +26,8 @@ WIDTH = 300
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Lines of the integration, with the switch on."""
-    with lines_with(monkeypatch, "GVR_TOPK_SAMPLER") as lines:
+    """Lines of the integration, as it is without any switch."""
+    with lines_with(monkeypatch) as lines:
         yield lines
 
 

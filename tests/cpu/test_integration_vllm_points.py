@@ -31,7 +31,6 @@ class Point:
     told: str
     happens: str = ""  # behind `WHERE`
     variable: str = ""  # of the switch; empty for what is always asked for
-    on: str = "1"
 
     def owners(self) -> list[Any]:
         """Import the modules; what holds the function."""
@@ -49,7 +48,7 @@ class Point:
 
 
 SLICES, DCP, SAMPLER = environment.ENABLE_SLICES, environment.ENABLE_DCP, environment.ENABLE_SAMPLER
-DRAWN = ", and log-probabilities, and the sampler"
+DRAWN = ", and log-probabilities, and the sampler, and drafts"
 BUILDER = f"{known.BUILDER_MODULE}:DeepseekV32IndexerMetadataBuilder"
 POINTS = [
     Point(
@@ -70,16 +69,15 @@ POINTS = [
     ),
     Point(
         tuple(known.SAMPLER_MODULES), "compute_topk_scores", "log-probabilities stay",
-        "compute_topk_scores", f"ok: with {SAMPLER}=1 wrapped", DRAWN, SAMPLER,
+        "compute_topk_scores", f"ok: wrapped, unless {SAMPLER}=0, where", DRAWN, SAMPLER,
     ),
     Point(
         (f"{known.SAMPLE.module}:Sampler",), "sample", "sampling stays",
-        "Sampler.sample", f"ok: with {SAMPLER}=1 wrapped", DRAWN, SAMPLER,
+        "Sampler.sample", f"ok: wrapped, unless {SAMPLER}=0, and draws", DRAWN, SAMPLER,
     ),
     Point(
         (f"{known.VERIFY_DRAFTS.module}:RejectionSampler",), "_verify", "drafts stay",
-        "RejectionSampler._verify", f"ok: with {SAMPLER}=drafts wrapped", f"{DRAWN}, and drafts", SAMPLER,
-        "drafts",
+        "RejectionSampler._verify", f"ok: wrapped, unless {SAMPLER}=0, and verifies", DRAWN, SAMPLER,
     ),
 ]  # fmt: skip
 
@@ -93,9 +91,9 @@ def point(request: pytest.FixtureRequest) -> Point:
 def log(point: Point, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Lines of the integration, with the switch of the point on alone."""
     with lines_of_draws(monkeypatch) as lines:
-        monkeypatch.delenv(SAMPLER)
+        monkeypatch.setenv(SAMPLER, "0")
         if point.variable:
-            monkeypatch.setenv(point.variable, point.on)
+            monkeypatch.setenv(point.variable, "1")
         monkeypatch.setattr(plugin, "_entry_points", lambda: ["there"])
         yield lines
 
@@ -111,16 +109,14 @@ def test_wrapped_and_put_back(point: Point, log: list[str], early: bool) -> None
     assert not any("stays" in line or "stay " in line for line in log)
 
 
-@pytest.mark.parametrize("value", [None, "0"])
-def test_off_unless_asked_for(point: Point, monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
-    if not point.variable:
-        pytest.skip("it is always asked for")
-    monkeypatch.delenv(point.variable)
-    if value is not None:
+@pytest.mark.parametrize("value", ["", "0"])
+def test_which_are_on_by_default(point: Point, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    if point.variable:
         monkeypatch.setenv(point.variable, value)
     integration.register()
-    assert not point.wrapped()
-    assert dict(integration.describe())["would happen"] == WHERE
+    on = not point.variable or (value == "" and point.variable == SAMPLER)
+    assert point.wrapped() == on
+    assert dict(integration.describe())["would happen"] == WHERE + point.happens * on
 
 
 def test_what_has_changed_is_left_alone(
@@ -149,8 +145,7 @@ def test_doctor(point: Point, log: list[str], monkeypatch: pytest.MonkeyPatch) -
     if not point.variable:
         return
     monkeypatch.setenv(point.variable, "all")
-    values = "0, 1, force or drafts" if point.variable == SAMPLER else "0, 1 or force"
-    wrong = f"{point.variable}: wanted {values}, got 'all'"
+    wrong = f"{point.variable}: wanted 0, 1 or force, got 'all'"
     assert dict(integration.describe())["would happen"] == f"nothing: {wrong}"
     assert (point.variable, f"refused: {wrong}") in environment.describe()
     integration.register()

@@ -55,10 +55,10 @@ def lines_with(monkeypatch: Any, *switches: str) -> Iterator[list[str]]:
 
 @contextmanager
 def lines_of_draws(monkeypatch: Any) -> Iterator[list[str]]:
-    """As `lines_with` the sampler's switch, where our op serves CPUs."""
+    """As `lines_with` no switch, where our op serves CPUs."""
     monkeypatch.setattr(sampler, "DEVICE", "cpu")
     random.seed(1)
-    with lines_with(monkeypatch, "GVR_TOPK_SAMPLER") as lines:
+    with lines_with(monkeypatch) as lines:
         yield lines
 
 

@@ -139,7 +139,6 @@ def test_candidate_blocks(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
 def test_log_probabilities(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     """The bits of the CPU, and the fake's own results; a vocabulary that is too wide is vLLM's."""
     monkeypatch.delenv("GVR_TOPK_DISABLE", raising=False)
-    monkeypatch.setenv("GVR_TOPK_SAMPLER", "1")
     monkeypatch.setenv("GVR_TOPK_VERIFY", "100")
     draw = torch.Generator().manual_seed(n)
     logits = (3 * torch.randn(64, 128_256, generator=draw)).bfloat16()
@@ -162,7 +161,6 @@ def test_log_probabilities(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
 def test_sampler(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """The tokens of the CPU, and the fake's own; a vocabulary that is too wide is vLLM's."""
     monkeypatch.delenv("GVR_TOPK_DISABLE", raising=False)
-    monkeypatch.setenv("GVR_TOPK_SAMPLER", "1")
     monkeypatch.setenv("GVR_TOPK_VERIFY", "100")
     width, places = 128_256, range(12)
     logits = logits_of(12, dtype=dtype, width=width)
@@ -191,7 +189,6 @@ def test_sampler(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
 def test_drafts(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """The tokens of the CPU, and of greedy requests the fake's own, with right drafts and wrong ones."""
     monkeypatch.delenv("GVR_TOPK_DISABLE", raising=False)
-    monkeypatch.setenv("GVR_TOPK_SAMPLER", "drafts")
     monkeypatch.setenv("GVR_TOPK_VERIFY", "100")
     width, steps, places = 128_256, 3, range(12)
     logits = logits_of(12 * (1 + steps), dtype=dtype, width=width)

@@ -41,8 +41,6 @@ class Mode(Enum):
     OFF = "0"
     ON = "1"
     FORCE = "force"
-    DRAFTS = "drafts"
-    """On, and drafts too; of `ENABLE_SAMPLER` alone."""
 
 
 def disabled() -> bool:
@@ -56,21 +54,21 @@ def user_mode(variable: str) -> Mode | None:
     Raises
     ------
     ValueError
-        The variable holds something else than ``0``, ``1`` or ``force``; the sampler's may hold ``drafts``.
+        The variable holds something else than ``0``, ``1`` or ``force``.
     """
     value = os.environ.get(variable, "").strip().lower()
     if not value:
         return None
-    modes = {mode.value: mode for mode in Mode if mode is not Mode.DRAFTS or variable == ENABLE_SAMPLER}
+    modes = {mode.value: mode for mode in Mode}
     if value not in modes:
         *wanted, last = modes
         raise ValueError(f"{variable}: wanted {', '.join(wanted)} or {last}, got {value!r}")
     return modes[value]
 
 
-def sampler(variable: str = ENABLE_SAMPLER) -> bool:
+def sampler(variable: str = ENABLE_SAMPLER, default: Mode = Mode.OFF) -> bool:
     """Whether a variable, by default ``GVR_TOPK_SAMPLER``, asks for a sampler; see `user_mode`."""
-    return user_mode(variable) not in (None, Mode.OFF)
+    return (user_mode(variable) or default) is not Mode.OFF
 
 
 def slices() -> bool:
@@ -81,11 +79,6 @@ def slices() -> bool:
 def dcp() -> bool:
     """Whether ``GVR_TOPK_VLLM_DCP`` asks for ranks that agree on the k-th score; see `user_mode`."""
     return user_mode(ENABLE_DCP) not in (None, Mode.OFF)
-
-
-def drafts() -> bool:
-    """Whether ``GVR_TOPK_SAMPLER`` asks for what accepts drafts; see `user_mode`."""
-    return user_mode(ENABLE_SAMPLER) is Mode.DRAFTS
 
 
 def verify_calls() -> int:

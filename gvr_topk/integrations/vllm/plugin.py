@@ -57,13 +57,18 @@ LOGGER = "vllm.gvr_topk"
 """A child of vLLM's own logger, so it has the handlers and the level of that logger."""
 
 
+def _samples() -> bool:
+    """Whether our sampler is used, as it is by default."""
+    return environment.sampler(default=Mode.ON)
+
+
 OPTIONAL = (
     ("candidate blocks", lambda: True, (CANDIDATES,)),
     ("scores of long prompts", environment.slices, (SPLIT, SCORES)),
     ("the merge of ranks", environment.dcp, (MERGE,)),
-    ("log-probabilities", environment.sampler, (TOPK_SCORES,)),
-    ("the sampler", environment.sampler, (SAMPLE,)),
-    ("drafts", environment.drafts, (VERIFY_DRAFTS,)),
+    ("log-probabilities", _samples, (TOPK_SCORES,)),
+    ("the sampler", _samples, (SAMPLE,)),
+    ("drafts", _samples, (VERIFY_DRAFTS,)),
 )
 """What else may be replaced: its name, whether it is asked for, and its points."""
 
@@ -101,10 +106,9 @@ class _Integration:
         if environment.dcp():
             self.hook.dcp = DcpHook(mode, self.metrics, self.say)
             self.asked_for[MERGE] = self.hook.dcp.wrap
-        if environment.sampler():
+        if _samples():
             self.asked_for[TOPK_SCORES] = LogprobsHook(*reports).wrap
             self.asked_for[SAMPLE] = SamplerHook(*reports).wrap
-        if environment.drafts():
             self.asked_for[VERIFY_DRAFTS] = DraftsHook(*reports).wrap
         try:
             self.metrics.open()

@@ -111,6 +111,7 @@ MERGE = PatchPoint(
     ("logits", "topk_indices", "topk_tokens", "dcp_rank", "dcp_world_size", "cp_interleave", "row_starts"),
     f"with {ENABLE_DCP}=1 wrapped: ranks agree on the k-th score; the original stays as the fallback",
 )
+_UNLESS_OFF = f"wrapped, unless {ENABLE_SAMPLER}=0,"
 TOPK_SCORES = PatchPoint(
     "compute_topk_scores",
     "function",
@@ -119,7 +120,7 @@ TOPK_SCORES = PatchPoint(
         *("logits", "num_logprobs", "sampled_token_ids", "cu_num_logits", "logprob_token_ids_state"),
         *("expanded_idx_mapping", "max_per_req_token_ids", "logits_mode"),
     ),
-    f"with {ENABLE_SAMPLER}=1 wrapped where the V2 model runner calls it; the original stays as the fallback",
+    f"{_UNLESS_OFF} where the V2 model runner calls it; the original stays as the fallback",
 )
 SAMPLE = PatchPoint(
     "Sampler.sample",
@@ -129,7 +130,7 @@ SAMPLE = PatchPoint(
         *("self", "logits", "expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "pos", "input_ids"),
         *("expanded_local_pos", "seq_lens_upper_bound_np", "return_logprobs"),
     ),
-    f"with {ENABLE_SAMPLER}=1 wrapped: draws with our op; the original stays as the fallback",
+    f"{_UNLESS_OFF} and draws with our op; the original stays as the fallback",
 )
 VERIFY_DRAFTS = PatchPoint(
     "RejectionSampler._verify",
@@ -140,7 +141,7 @@ VERIFY_DRAFTS = PatchPoint(
         *("idx_mapping_np", "expanded_idx_mapping", "expanded_local_pos", "seq_lens_upper_bound_np"),
         "verify_draft_sampled",
     ),
-    f"with {ENABLE_SAMPLER}=drafts wrapped: verifies with our op; the original stays as the fallback",
+    f"{_UNLESS_OFF} and verifies with our op; the original stays as the fallback",
 )
 BUILDER_OBJECT = PatchPoint(
     "DeepseekV32IndexerMetadataBuilder()",
