@@ -28,6 +28,7 @@ _VERSION = re.compile(
     r"TensorRT-LLM version: (\S+)"
     r"|vLLM server version ([^\s,]+)|█\s+version (\d\S*)|gvr_topk in vLLM (\d[^\s:]*)"
 )
+_SAMPLER_ON = re.compile(r"on: (tokens|drafts|log-probabilities|probabilities) ")  # in any model
 _REFUSALS = ("refused:", "fell back:", "not in use:", "ignored:")
 _KEPT_LINES = 5
 
@@ -84,7 +85,7 @@ def read_evidence(output: Iterable[str]) -> Evidence:
     # A refusal comes first among the lines that are kept.
     kept = sorted(dict.fromkeys(lines), key=lambda line: not any(f": {word}" in line for word in _REFUSALS))
     return Evidence(
-        active=any(text.startswith("on:") for text in said),
+        active=any(text.startswith("on:") and not _SAMPLER_ON.match(text) for text in said),
         waiting=any(text.startswith("waiting:") for text in said),
         refused=any(text.startswith(_REFUSALS) for text in said),
         lines=tuple(kept[:_KEPT_LINES]),

@@ -32,6 +32,7 @@ REFUSED = "gvr_topk in TensorRT-LLM 1.3.0rc1: refused: found TensorRT-LLM 1.3.0r
         ([WAITING, HOOK_LINE], True, False),
         ([], False, False),
         (["loading /opt/gvr_topk/on: x"], False, False),
+        (["gvr_topk in vLLM 0.33.0: on: tokens of the V2 model runner: top-k"], False, False),
         (["gvr_topk: on"], False, False),
         (["xgvr_topk in TensorRT-LLM 1.2.1: on: 61 layers"], False, False),
         (["gvr_topk in TensorRT-LLM 1.2.1: patched, will say on: later"], False, False),
