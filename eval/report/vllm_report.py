@@ -74,7 +74,7 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
         return None
     cut_off = [engine for engine in engines if engine.get("problem")]
     drawn, verified, beyond = [], [], []
-    for engine in sorted(engines, key=lambda engine: engine["cases"][0]["batch"]):
+    for engine in sorted(engines, key=lambda engine: (engine["drafts"], engine["cases"][0]["batch"])):
         if not (draws := engine.get("draws")):
             continue
         count = defaultdict(int, draws)
