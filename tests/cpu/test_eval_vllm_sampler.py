@@ -104,12 +104,3 @@ def test_a_token_that_one_does_not_keep(values: Any, filters: Any, ours: int, to
     if values == [1, 0]:
         top_p = filters["top_p"]
         assert got["shares"] == [pytest.approx((FIRST / top_p, 1 / top_p), abs=1e-5)]
-
-
-def test_times(patches: Transaction) -> None:
-    times = trial.Times()
-    times.observe(patches)
-    steps(9)
-    told = times.take()
-    assert told["rows"] == len(trial.KINDS[trial.MIXED]) and told["calls"] == 9 and told["host_us"] > 0
-    assert told["gpu_us"] is None and told["flashinfer"] is False and times.take() == {"calls": 0}
