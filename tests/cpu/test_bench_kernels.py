@@ -214,18 +214,10 @@ class TestReport:
         assert rows["trtllm"]["cells"] == 2
         assert rows["trtllm"]["geometric_mean"] == pytest.approx(10**0.5, abs=1e-4)
 
-    def test_hint_is_compared_with_the_time_without_at_every_cell(self) -> None:
-        ratios = self.index().ratios("hinted", "no_hint")
-        assert ratios == {self.main.key: 0.8, self.hint.key: 1.04, self.engine.key: 1.2}
-
     def test_hard_rows_are_compared_with_the_usual_time_of_their_shape(self) -> None:
         assert hard_rows(self.index(), "mask") == {self.mask.key: 3.0}
         assert worst_launch(self.index(), self.engine.key) == 2.0
         assert worst_launch(self.index(), self.main.key) is None
-
-    def test_inexact_kernel_of_ours_reaches_nothing(self) -> None:
-        index = index_of((self.main, result(self.main, "hinted", 1.0, exact=False)))
-        assert index.figure(self.main.key, "hinted") is None and index.wrong("hinted") == 1
 
     def test_failed_results_are_measured_again(self) -> None:
         assert bench_kernels._failed(result(self.main, "hinted", 4.0, exact=False))
