@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from bench_data import CAUSAL
@@ -15,7 +14,6 @@ from eval.bench import bench_cases, kernel_timing
 from eval.bench.bench_cases import (
     BATCHES,
     LENGTHS,
-    MASKS,
     Cell,
     EngineRows,
     Sources,
@@ -34,15 +32,6 @@ class TestCells:
         main = {(cell.n, cell.batch) for cell in all_cells() if cell.group == "main"}
         assert main == {(n, batch) for n in LENGTHS for batch in BATCHES}
         assert set(SHAPES) <= main
-
-    def test_rows_in_wide_buffers_are_those_of_narrow_ones(self) -> None:
-        cells = [cell for cell in all_cells() if cell.group == "wide_buffers"]
-        assert {cell.width for cell in cells} == {0, 131072, 1048576}
-        assert all(cell.key.endswith(f" in{cell.width}") for cell in cells if cell.width)
-        own, wide = (make_chain(Cell("wide_buffers", 300, k=16, width=at), device="cpu") for at in (0, 1024))
-        assert own.logits.shape[2] == 304 and wide.logits.shape[2] == 1024
-        assert torch.equal(own.logits[..., :300], wide.logits[..., :300])
-        assert bool(wide.logits[..., 300:].isnan().all()) and torch.equal(own.lengths, wide.lengths)
 
 
 def chain_for(rows: str = "gauss", n: int = 300, batch: int = 2, **more: Any) -> Chain:
@@ -71,34 +60,6 @@ class TestChains:
             for row in range(batch):
                 old, new = chain.logits[before, row], chain.logits[step, row]
                 assert not torch.equal(old.nan_to_num(), new.nan_to_num()), (before, step)
-
-    def test_gaussian_rows_are_all_fresh_and_follow_each_other(self) -> None:
-        chain = chain_for(n=20_000, batch=1, keep=0.81)
-        assert chain.fresh == len(chain.timed) == 6
-        rows = chain.logits[:, 0, :20_000]
-        seen = torch.corrcoef(rows)
-        for step in range(1, chain.count):
-            assert float(seen[step - 1, step]) == pytest.approx(0.9, abs=0.02)
-            assert float(rows[step].std()) == pytest.approx(1.0, abs=0.03)
-        assert float(seen[0, 2]) == pytest.approx(0.81, abs=0.02)
-
-    @pytest.mark.parametrize("kind", MASKS)
-    def test_masks_put_the_kth_value_where_their_name_says(self, kind: str) -> None:
-        chain = chain_for(f"mask:{kind}", n=4000, batch=1)
-        for step in chain.timed:
-            row = chain.logits[step, 0, :4000]
-            kth = row.topk(16).values[-1]
-            finite = int(row.isfinite().sum())
-            if kind == "kth_is_neg_inf":
-                assert bool(kth == float("-inf")) and 0 < finite < 16
-            elif kind == "kth_is_pos_inf":
-                assert bool(kth == float("inf"))
-            elif kind == "kth_is_nan":
-                assert bool(kth.isnan())
-            else:
-                assert bool(kth.isfinite())
-            if kind == "99_percent":
-                assert 16 < finite < 80
 
     def test_given_steps_begin_again_in_new_buffers_and_are_led_by_the_last(self) -> None:
         steps = [torch.full((1, 8 + at), float(at)) for at in range(4)]
@@ -160,16 +121,6 @@ class TestPrefillChunks:
             assert bool(chain.logits[0, row, length:].isnan().all())
         assert all(torch.equal(copy.nan_to_num(), chain.logits[0].nan_to_num()) for copy in chain.logits)
         assert chain.logits[1].data_ptr() != chain.logits[0].data_ptr()
-
-    def test_rows_of_a_trace_are_repeated_in_their_order(self) -> None:
-        source = LayerGenerator(20, 100, 10)
-        cell = Cell("prefill", 109, 25, k=16, rows="causal:synthetic-L20")
-        chain = make_chain(cell, Sources([source]), device="cpu")
-        assert chain.lengths.tolist() == [*range(100, 110), *range(100, 110), *range(100, 105)]
-        for row in (0, 9, 10, 24):
-            scores = source.scores(row % 10)
-            assert np.array_equal(chain.logits[0, row, : len(scores)].numpy(), scores)
-            assert bool(chain.logits[0, row, len(scores) :].isnan().all())
 
     def test_traffic_is_that_of_windows_and_items(self) -> None:
         lengths = torch.tensor([2, 5, 6], dtype=torch.int32)

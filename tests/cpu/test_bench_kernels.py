@@ -1,4 +1,4 @@
-"""The kernel benchmark on the CPU: every answer compared, figures, files, tables and pictures."""
+"""The kernel benchmark on the CPU: every answer compared, figures and files."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from bench_data import CAUSAL, file_of, index_of, result
+from bench_data import CAUSAL, index_of, result
 from bench_data import short_chains as short_chains  # a fixture for all
 
 from eval.__main__ import main
 from eval.bench import baselines, bench_kernels, oracles, our_kernels
 from eval.bench.bench_cases import Cell, Sources
 from eval.bench.bench_report import FORMAT, Index, hard_rows, worst_launch, worst_ratios
-from eval.bench.kernel_timing import Chain, ChainRun, Implementation, Prepared
+from eval.bench.kernel_timing import Chain, Implementation, Prepared
 from eval.bench.our_kernels import IMPLEMENTATIONS
-from eval.common.machine import write_json
 from eval.common.options import read_results
-from eval.report import picture
 from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
 from gvr_topk.contract import exact_topk
 
@@ -78,20 +76,6 @@ class TestCellRun:
         measured = run.measure(Implementation("hinted", prepare))
         assert measured["exact"] is False
         assert "wrong rows in 3 replays" in measured["note"]
-
-    def test_wrong_launch_among_those_timed_one_by_one_is_noticed(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        run = self.run()
-        real = ChainRun.time_each
-
-        def time_each(self: ChainRun, launches: int, passes: int = 3) -> list[float]:
-            times = real(self, launches, passes)
-            self.prepared.results[run.chain.timed[1], 0, 0] += 1
-            return times
-
-        monkeypatch.setattr(ChainRun, "time_each", time_each)
-        assert run.measure(IMPLEMENTATIONS["hinted"])["exact"] is False
 
     @pytest.mark.parametrize("broken", [False, True])
     def test_other_implementations_are_compared_by_value_at_every_step(self, broken: bool) -> None:
@@ -230,44 +214,16 @@ class TestReport:
         assert rows["trtllm"]["cells"] == 2
         assert rows["trtllm"]["geometric_mean"] == pytest.approx(10**0.5, abs=1e-4)
 
-    def test_hint_is_compared_with_the_time_without_at_every_cell(self) -> None:
-        ratios = self.index().ratios("hinted", "no_hint")
-        assert ratios == {self.main.key: 0.8, self.hint.key: 1.04, self.engine.key: 1.2}
-
     def test_hard_rows_are_compared_with_the_usual_time_of_their_shape(self) -> None:
         assert hard_rows(self.index(), "mask") == {self.mask.key: 3.0}
         assert worst_launch(self.index(), self.engine.key) == 2.0
         assert worst_launch(self.index(), self.main.key) is None
-
-    def test_inexact_kernel_of_ours_reaches_nothing(self) -> None:
-        index = index_of((self.main, result(self.main, "hinted", 1.0, exact=False)))
-        assert index.figure(self.main.key, "hinted") is None and index.wrong("hinted") == 1
 
     def test_failed_results_are_measured_again(self) -> None:
         assert bench_kernels._failed(result(self.main, "hinted", 4.0, exact=False))
         assert bench_kernels._failed(result(self.main, "trtllm", None, exact=False))
         assert not bench_kernels._failed(result(self.main, "trtllm", 4.0, exact=False))
         assert not bench_kernels._failed(result(self.main, "trtllm", None, exact=None))
-
-
-class TestFiles:
-    def data(self) -> dict[str, Any]:
-        return file_of(
-            *(
-                (Cell("main", n), result(Cell("main", n), impl, 1.0 + n / 1e4))
-                for n in (4096, 70690)
-                for impl in ("hinted", "trtllm", "read_floor")
-            )
-        )
-
-    def test_picture_names_the_file_that_it_was_drawn_from(self, tmp_path: Path) -> None:
-        bench, image = tmp_path / "bench.json", tmp_path / "bench.png"
-        write_json(bench, self.data())
-        picture.draw(self.data(), image, (1,), digest="abc")
-        assert picture.digest_in(image) == "abc"
-        picture.draw(self.data(), image, (1,))
-        assert picture.digest_in(image) is None
-        assert picture.digest_in(bench) is None and picture.digest_in(tmp_path / "none.png") is None
 
 
 class TestCommand:
@@ -297,6 +253,3 @@ class TestCommand:
         ]
         assert [list(run["sets_in_20_runs"].values()) for run in data["runs"]] == [[1, 1], [1, 1]]
         assert [each["impl"] for each in Index(data).results] == ["hinted", "torch", "hinted"]
-
-    def test_time_that_is_up_is_said(self, tmp_path: Path) -> None:
-        assert main(["bench", "--out", str(tmp_path / "b.json"), "--only", "hinted", "--seconds", "-1"]) == 3

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rows import int32
 from torch import Tensor
 
 import gvr_topk
@@ -28,10 +29,6 @@ OPS = {
 ROWS, WIDTH, K, BLOCK_K = 6, 203, 5, 7
 NAN, INF = math.nan, math.inf
 INT_MAX = 2**31 - 1
-
-
-def int32(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 LENGTHS = int32(WIDTH, 0, 3, 57, 58, 160)

@@ -89,15 +89,6 @@ class TestMachineCode:
     def test_branches_that_all_lanes_take_are_none(self, lanes: str, part: str) -> None:
         assert findings(EMIT_TILE.replace("@P0 BRA", lanes)) == []
 
-    def test_without_source_lines_addresses_are_named(self) -> None:
-        text = re.sub(r".*//## File.*\n", "", EMIT_TILE)
-        assert ("0x9ee0", "0xa480", True) in findings(text)
-
-    def test_every_branch_of_a_region_is_found(self) -> None:
-        other = '\t//## File "/cpp/kernels/resident/kernel.cuh", line 180\n        /*9f00*/'
-        branches = {branch for branch, *_ in findings(EMIT_TILE.replace("        /*9f00*/", other))}
-        assert branches == {"resident/kernel.cuh:175", "resident/kernel.cuh:180"}
-
     def test_the_end_of_another_region_is_no_guard(self) -> None:
         another = "        /*a410*/ BSSY B0, `(.L_x_901) ;\n        /*a420*/ BSYNC B0 ;\n.L_x_901:\n"
         assert findings(REGION + another + SUM) == findings(EMIT_TILE)

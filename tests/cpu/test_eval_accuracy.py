@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from eval_fakes import HOOK_LINE, Campaign, Ended, run_verb, write_program
 
-from eval.campaigns.accuracy_regression import MARGIN_FLOOR, PAPER, report
-from eval.campaigns.runs import Comparison
-from eval.campaigns.verdicts import decide
+from eval.campaigns.accuracy_regression import MARGIN_FLOOR, PAPER
 
 FAKE = """
 import json, os, sys
@@ -74,34 +72,11 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 SAME = [95.0, 95.1] * 3, [95.1, 95.0] * 3
 
 
-def _report(*scores: tuple[str, list[float], list[float], float]) -> str:
-    runs, margins = [(off, on) for _, off, on, _ in scores], [margin for *_, margin in scores]
-    decisions = decide(runs, "abba", len(scores), margins=margins, resolution=0.01)
-    compared = [
-        Comparison({"task": name}, tuple(off), tuple(on), decision)
-        for (name, off, on, _), decision in zip(scores, decisions, strict=True)
-    ]
-    return report(compared, "abba", len(scores))
-
-
 def test_margins_are_the_papers_spread() -> None:
     margins = {task: round(item.margin, 2) for task, item in PAPER.items()}
     assert margins == {"mmlu": MARGIN_FLOOR, "gsm8k": 0.46, "gpqa_diamond": 3.54, "longbench_v1": 0.76}
     for item in PAPER.values():
         assert abs(item.on - item.off) < item.margin  # the paper's own outcome is within its spread
-
-
-def test_report_says_what_to_doubt() -> None:
-    text = _report(
-        ("mmlu", [90.0, 90.01] * 4, [89.95, 89.96] * 4, 0.1),
-        ("gsm8k", [95.0, 95.5, 95.4, 94.9], [95.0, 94.8, 95.5, 95.6], 0.46),
-        ("longbench_v1", [44.0], [44.0], 0.76),
-    )
-    assert "mmlu: within the margin, yet the interval excludes zero (on is worse)" in text
-    assert "gsm8k: open; the next look is at 6 runs of each variant; at the spread" in text
-    assert "takes 32 to be shown" in text
-    assert "longbench_v1: open; the next look is at 6 runs of each variant." in text
-    assert "95.11 -> 95.23 (+0.12)" in text
 
 
 def test_commands_run_are_the_commands_printed(bench: Bench) -> None:

@@ -52,14 +52,6 @@ def test_a_cell_that_is_2_percent_slower_is_reported(
     ]
 
 
-def test_noise_is_not_in_every_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = [write(tmp_path / "b1", "abc"), write(tmp_path / "b2", "abc", a=1.1)]
-    assert main(["compare", *before, write(tmp_path / "a1", "def", a=1.08, b=0.9)]) == 0
-    said = capsys.readouterr().out
-    assert "slower by more than 1%: 2, of which 0 in every file" in said
-    assert "files after: 1, 0.00% apart" in said
-
-
 def test_cells_that_a_file_lacks_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = write(tmp_path / "b1", "abc")
     assert main(["compare", before, write(tmp_path / "a1", "def", a=None)]) == 0

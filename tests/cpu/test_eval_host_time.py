@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from eval_fakes import run_verb
 
@@ -27,17 +26,6 @@ def test_every_way_to_call_selects_the_same() -> None:
     expected = sorted_topk(chain.logits[0], chain.lengths, chain.k)
     assert all(torch.equal(each, expected) for each in chosen)
     assert calls["dispatcher"]() is None
-
-
-@pytest.mark.parametrize("count", [1, 200, 450])
-def test_the_device_is_waited_for_between_few_calls(count: int) -> None:
-    happened: list[str] = []
-    took = host_time.microseconds(lambda: happened.append("call"), count, lambda: happened.append("wait"))
-    assert took > 0
-    assert happened.count("call") == count
-    assert happened[0] == happened[-1] == "wait"
-    runs = "".join("c" if what == "call" else " " for what in happened).split()
-    assert max(map(len, runs)) <= host_time.CALLS_PER_WAIT and len(runs) == -(-count // 200)
 
 
 def test_command_writes_figures_and_where_they_come_from(tmp_path: Path) -> None:

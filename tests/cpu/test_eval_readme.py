@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,14 +16,8 @@ from eval.bench.bench_cases import EngineRows, Sources, all_cells
 from eval.bench.bench_report import ALL, FLOOR, MEASURED
 from eval.common.machine import write_json
 from eval.common.paths import ROOT
-from eval.report import picture, provenance, readme
+from eval.report import provenance, readme
 from gvr_topk.evaluation.synthetic import LayerGenerator
-
-
-def commits_compared(trial: Path) -> set[str]:
-    """Commit of a trial that compared rows inside an engine; nothing of another."""
-    data = json.loads(trial.read_text())
-    return {data["machine"]["commit"]} if any(engine.get("compared") for engine in data["engines"]) else set()
 
 
 def of_another_gpu(run: dict[str, Any]) -> dict[str, Any]:
@@ -63,23 +56,6 @@ class TestReadmeTable:
         change(data)
         path.write_text(json.dumps(data))
 
-    def test_parts_without_results_are_left_out(self, folder: Path) -> None:
-        def change(data: dict[str, Any]) -> None:
-            gone = ("prefill", "v4", "v41", "trace", "engine", "scale", "wide_buffers")
-            data["cells"] = {key: cell for key, cell in data["cells"].items() if cell["group"] not in gone}
-            data["results"] = [its for its in data["results"] if its["cell"] in data["cells"]]
-            for its in data["results"]:
-                its.pop("worst_us", None)
-
-        self.changed(folder / "bench.json", change)
-        for path in folder.glob("*.json"):
-            if path.name != "bench.json":
-                path.unlink()
-        page, block = readme.performance(), readme.results()
-        words = ("**Prefill**", "DeepSeek-V4", "**Host time", "Fuzzing", "Simulated", "Under load")
-        assert [word for word in words if word in page] == []
-        assert "Inside vLLM" not in block and "Worst launch" not in block and "\n\n\n" not in page + block
-
     def test_a_figure_of_another_run_is_not_compared(self, folder: Path) -> None:
         def change(data: dict[str, Any]) -> None:
             data["runs"].append(data["runs"][0])
@@ -92,19 +68,6 @@ class TestReadmeTable:
         self.changed(folder / "bench.json", change)
         assert "| 131,072 x 64 | 4.0 | 8.0 | 8.0 |" in readme.results()  # and no column of FlashInfer's
         assert ratio not in " ".join(readme.performance().split())
-
-    def test_a_missing_file_is_taken_from_another_gpu_whose_name_stands_beside_it(self, folder: Path) -> None:
-        other = folder.parent / "h2"
-        other.mkdir()
-        assert "launches of 33 configurations beside" in " ".join(readme.performance().split())
-        for name in ("tune.json", "stress.json"):
-            (folder / name).rename(other / name)
-        self.changed(
-            other / "tune.json", lambda data: data["machine"].update(device="NVIDIA H2", commit="abc")
-        )
-        page = " ".join(readme.performance().split())
-        assert "**Fewer CTAs per row** (NVIDIA H2, commit abc)" in page
-        assert "configurations beside" in page  # launches are counted over all GPUs
 
     def test_figures_of_older_kernels_are_said_to_be_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         quoted = {"a.json": ["new"], "b.json": ["old", "same"], "c.json": ["old"]}
@@ -122,33 +85,6 @@ class TestReadmeTable:
         )
         monkeypatch.setattr(provenance, "changed_since", lambda commit: False)
         assert provenance.older_kernels(quoted) == ""
-
-    @pytest.mark.parametrize(
-        ("page", "files"),
-        [
-            ("results", ()),
-            ("performance", ("bench", "fuzz_1", "host_time", "stress_rewrite", "tune")),
-            ("vllm", ()),
-        ],
-    )
-    def test_every_quoted_file_says_whose_kernels_it_measured(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, page: str, files: tuple[str, ...]
-    ) -> None:
-        monkeypatch.setattr(provenance, "changed_since", lambda commit: True)
-        monkeypatch.setattr(provenance, "machine_code_of", lambda commit: None)
-        made = readme.vllm_figures(folder) if page == "vllm" else getattr(readme, page)()
-        told = " ".join(made.split()).partition("The kernels have changed since they were measured:")[2]
-        trials = sorted(folder.glob("vllm_trial_*.json"))
-        files += tuple(path.stem for path in trials) if page == "vllm" else ()
-        assert {name for name in files if f"{name}.json`" not in told} == set()
-        assert "stress_ee90c38" not in told
-        if page == "results":
-            compared = {commit for path in trials for commit in commits_compared(path)}
-            assert (
-                ".json" not in told
-                and compared
-                and {it for it in {*compared, "abc"} if it not in told} == set()
-            )
 
     @pytest.mark.parametrize(
         ("name", "change", "wanted"),
@@ -182,43 +118,6 @@ class TestReadmeTable:
         assert readme.main(check=True) == 1
         assert f"{name}.json: wanted {wanted}" in capsys.readouterr().err
 
-    def test_eager_calls_are_said_to_lose_where_they_do(self, folder: Path) -> None:
-        def change(times: dict[str, float]) -> str:
-            results = [{"call": call, "us": us} for call, us in times.items()]
-            self.changed(folder / "host_time.json", lambda data: data.update(results=results))
-            return " ".join(readme.results().split())
-
-        times = {"hinted": 9.0, "dispatcher": 8.0, "zero_": 1.0, "vllm": 8.0, "torch": 7.0}
-        assert "(vLLM 8.0, torch.topk 7.0): slower than vLLM and torch.topk (" in change(times)
-        assert "(vLLM 8.0, torch.topk 7.0): no slower (" in change(times | {"hinted": 7.0})
-
-    def test_ratios_say_over_how_many_cells_and_how_many_are_wrong(self, folder: Path) -> None:
-        def change(data: dict[str, Any]) -> None:
-            some = [its for its in data["results"] if its["impl"] == "trtllm"]
-            for its in some[:3]:
-                its["exact"] = False
-            some[3]["cold_us"] = 2.0
-
-        before = re.search(r"TensorRT-LLM 2.00 \(2.00, (\d+) cells\)", " ".join(readme.performance().split()))
-        self.changed(folder / "bench.json", change)
-        block = " ".join(readme.performance().split())
-        assert before is not None and f"(0.50, {int(before[1]) - 3} cells; wrong in 3)" in block
-        assert "**Faster than this package** by more than 1 %: TensorRT-LLM at" in block
-
-    def test_the_first_figures_name_the_greatest_loss(self, folder: Path) -> None:
-        def change(data: dict[str, Any]) -> None:
-            for its in data["results"]:
-                cell = data["cells"][its["cell"]]
-                if its["impl"] == "vllm" and cell["group"] == "main":
-                    its["cold_us"] = {(8192, 64): 3.0, (131072, 64): 2.0}.get((cell["n"], cell["batch"]), 8.0)
-
-        means = "as fast as FlashInfer `top_k` and 2.0 times as fast as torch.topk"
-        assert " ".join(readme.summary().split()).endswith(f"{means}.")
-        self.changed(folder / "bench.json", change)
-        said = " ".join(readme.summary().split())
-        assert f"{means}; vLLM" in said
-        assert said.endswith(" is up to 2.00 times as fast as this package, at 64 rows of 131,072 scores.")
-
     def test_commits_that_the_history_lacks_are_refused(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -229,26 +128,6 @@ class TestReadmeTable:
         assert "commits: wanted ancestors of this one, got 0ddba11" in capsys.readouterr().err
         monkeypatch.setattr(provenance, "has_history", lambda: False)
         assert provenance.unknown_commits("0ddba11 0ddba12-dirty") == ["0ddba12-dirty"]
-
-    def test_pictures_are_drawn_with_the_figures(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        bench, slices = (readme.PICTURES / f"{name}.png" for name in ("bench", "slices"))
-        assert "it was not drawn from bench.json" in readme.pictures(check=True) and not bench.exists()
-        find_spec = readme.importlib.util.find_spec
-        monkeypatch.setattr(readme.importlib.util, "find_spec", lambda name: None)
-        assert "wanted the package matplotlib" in readme.pictures(check=False)
-        monkeypatch.setattr(readme.importlib.util, "find_spec", find_spec)
-        assert readme.pictures(check=False) == "" and readme.pictures(check=True) == ""
-        assert picture.digest_in(bench) == provenance.digest_of((folder / "bench.json").read_bytes())
-        self.changed(folder / "vllm_slices_v32_128.json", lambda data: data["engines"].clear())
-        before = slices.read_bytes()
-        assert "slices.png: it was not drawn from vllm_slices_*.json" in readme.pictures(check=True)
-        assert readme.pictures(check=False) == "" and slices.read_bytes() != before
-        for path in folder.glob("vllm_slices_*.json"):
-            path.unlink()
-        slices.unlink()
-        assert readme.pictures(check=False) == "" and not slices.exists()
 
     def test_machine_code_is_that_of_a_commit_with_the_same_sources(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

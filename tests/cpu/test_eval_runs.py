@@ -12,7 +12,7 @@ import pytest
 from eval_fakes import HOOK_LINE, run_record
 
 from eval.campaigns.reports import ReportError
-from eval.campaigns.runs import Limits, Outcome, PlannedRun, Server, describe_plan, execute
+from eval.campaigns.runs import Limits, Outcome, PlannedRun, Server, execute
 from eval.campaigns.store import RunStore
 from eval.common.status import InputError
 
@@ -80,28 +80,6 @@ def test_a_run_without_evidence_fails(tmp_path: Path, variant: str, printed: str
 
 def test_the_command_line_is_no_evidence(tmp_path: Path) -> None:
     assert len(_execute(tmp_path, _run(tmp_path, 2, command=("/bin/true", f"x\n{HOOK_LINE}"))).failures) == 1
-
-
-def test_plan_as_a_shell_script(tmp_path: Path) -> None:
-    server = Server(("serve", "a b"), "http://127.0.0.1:1/health", tmp_path / "s.log")
-    run = _run(tmp_path, server=server)
-    assert run.commands == [["serve", "a b"], list(run.command)] and _run(tmp_path).commands == [
-        list(run.command)
-    ]
-    lines = describe_plan([run], RunStore(tmp_path / "runs")).splitlines()
-    assert lines[:2] == [
-        "# task t, variant on, repetition 1",
-        "serve 'a b' &  # until http://127.0.0.1:1/health answers 200",
-    ]
-    last = "runs are to be done, each with a start of the engine:"
-    assert lines[-1] == f"# 1 of 1 {last} unknown until one is done"
-    done = _run(tmp_path)
-    _execute(tmp_path, done)
-    store = RunStore(tmp_path / "runs")
-    store.add(replace(store.finished()[0], seconds=7200))
-    told = describe_plan([done, run], store)
-    assert "(done: will not run again)" in told
-    assert told.splitlines()[-1] == f"# 1 of 2 {last} about 2.0 hours"
 
 
 @pytest.mark.parametrize(

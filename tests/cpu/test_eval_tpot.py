@@ -14,16 +14,12 @@ from eval_fakes import (
     Campaign,
     Ended,
     free_port,
-    run_record,
     run_verb,
     write_program,
 )
 
 from eval.campaigns.configs import combined_configs
-from eval.campaigns.runs import Comparison, Outcome
 from eval.campaigns.tpot_ab import Settings
-from eval.campaigns.tpot_report import reduction
-from eval.campaigns.verdicts import Order, bounds, looks_at
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "tests" / "data" / "eval_samples"
@@ -249,32 +245,3 @@ def test_wrong_use(bench: Bench, options: tuple[str, ...], message: str) -> None
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
     assert bench.calls == []
-
-
-def _compare(
-    off: list[float], on: list[float], family: int = 1, order: Order = "abba", prompt: str = "64K"
-) -> Comparison:
-    case = {"MTP": 0, "prompt": prompt}
-    records = [
-        run_record(
-            f"{side}{index}",
-            {**case, "variant": side, "repetition": index + 1, "order": order},
-            {"tpot_ms": value, "acceptance": None},
-        )
-        for side, values in (("off", off), ("on", on))
-        for index, value in enumerate(values)
-    ]
-    return Outcome(len(records), records).compare([case], "tpot_ms", order, family, math.log)[0]
-
-
-OFF = [10.0, 10.1, 10.05, 9.95, 10.0, 10.1]
-
-
-def test_reduction_and_interval_are_of_the_logarithms() -> None:
-    on = [9.0, 9.05, 9.1, 8.95, 9.05, 8.95]
-    looks = looks_at(*([math.log(value) for value in side] for side in (OFF, on)), "abba")
-    low, high = bounds(looks, 0.025 / 3)
-    got = reduction(_compare(OFF, on, 3))
-    assert got == pytest.approx([1 - math.exp(end) for end in (float(looks[0].difference), high, low)])
-    scaled = reduction(_compare([7 * x for x in OFF], [7 * x for x in on], 3))
-    assert scaled == pytest.approx(got)

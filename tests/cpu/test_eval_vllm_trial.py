@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
-import itertools
 import json
 import sys
 import types
@@ -41,8 +39,6 @@ from eval.engines.vllm_model import (
 )
 from eval.engines.vllm_worker import Observed, merge_workers
 from gvr_topk.integrations import vllm as integration
-from gvr_topk.integrations.vllm import slices
-from gvr_topk.integrations.vllm.slices import DeferredScores
 
 ON = "INFO gvr_topk in vLLM 0.33.0: on: decode top-k with k = 2048, state of 4 layers"
 
@@ -73,6 +69,13 @@ def specification(mode: str = COMPARE, **changes) -> Specification:
 def options(**changes) -> SimpleNamespace:
     defaults = {name: its.default for name, its in inspect.signature(vllm_trial.main).parameters.items()}
     return vllm_trial.parse(defaults | {"work": Path("w")} | changes)
+
+
+COMPARED = {"rows_longer_than_k": 1, "prefill_rows_longer_than_k": 1, "merged_rows_longer_than_k": 0}
+
+
+def served(*reasons: str) -> list[dict]:
+    return [{"path": "gvr_topk", "reason": reason, "count": 7} for reason in reasons]
 
 
 class FakeEngine:
@@ -188,87 +191,6 @@ def test_compare_counts_every_row_inside_the_engine(vllm, monkeypatch):
     assert vllm_trial.verdict([result | {"problem": None}]) == 0
 
 
-def test_on_several_gpus_every_worker_compares(vllm, monkeypatch, tmp_path):
-    spec = specification(tensor_parallel=3, prefill_rows=5, batches=[2], churn=False)
-    assert spec.name == "compare_eager_drafts0_tp3"
-    arguments = vllm_engine.engine_arguments(spec)
-    assert arguments["tensor_parallel_size"] == 3 and arguments["disable_custom_all_reduce"] is True
-    shared = replace(spec, row_shards=True)
-    attention = arguments["attention_config"] | {"indexer_tp_shard_min_rows": 1}
-    assert vllm_engine.engine_arguments(shared) == arguments | {"attention_config": attention}
-    assert shared.name == "compare_eager_drafts0_tp3_row_shards"
-    ranks = replace(spec, dcp=True)
-    assert ranks.name == "compare_eager_drafts0_tp3_dcp"
-    arguments = vllm_engine.engine_arguments(ranks)
-    assert arguments["decode_context_parallel_size"] == 3 and arguments["kv_cache_dtype"] == "fp8_ds_mla"
-    assert set(arguments["hf_overrides"].values()) == {48}
-    result = vllm_engine.run(spec)
-    try:
-        first, second = result["workers"]
-        assert first["rows"] > 10 and first["prefill_rows"] < first["prefill_rows_seen"]
-        assert first["rows_that_differ"] == first["prefill_rows_that_differ"] == 0
-        assert result["compared"]["rows"] == first["rows"] + second["rows"]
-        assert result["failures"] == [] and result["tensor_parallel"] == 3
-        assert vllm_trial.problem(spec, result, active=True) is None
-        idle = result | {"workers": [first, second | {"rows_longer_than_k": 0}]}
-        assert "longer than k in worker 1" in str(vllm_trial.problem(spec, idle, active=True))
-        assert "no dcp call" in str(vllm_trial.problem(ranks, result, active=True))
-        of_ranks = result | {"calls": [*result["calls"], {"path": "gvr_topk", "reason": "dcp"}]}
-        of_ranks["calls"].append({"path": "original", "reason": vllm_trial.MANY_ROWS})
-        said = str(vllm_trial.problem(ranks, of_ranks, active=True))
-        assert "no compared merged row was longer than k" in said
-        of_ranks["compared"] = result["compared"] | {"merged_rows_longer_than_k": 1}
-        assert vllm_trial.problem(ranks, of_ranks, active=True) is None
-        wrong = merge_workers([worker_of(first, 0), worker_of(second, 2)])
-        assert wrong["compared"]["rows_that_differ"] == 2
-        assert wrong["calls"] == [{"path": "gvr_topk", "reason": "hint", "count": 14}]
-        assert vllm_trial.verdict([wrong | {"problem": None}]) == 1
-    finally:
-        for worker in reversed(vllm.engines[-1].workers):
-            worker.gvr_topk_patches.rollback()
-    assert {(one.mode, one.part) for one in vllm_trial.plan(options(tensor_parallel=2))} == {(COMPARE, CASES)}
-    seen = []
-    monkeypatch.setattr(
-        vllm_trial, "run_command", lambda *given, **more: seen.append(dict(vllm_trial.os.environ))
-    )
-    monkeypatch.setattr(vllm_trial, "output_lines", lambda log, command: [])
-    for one in (ranks, specification(), specification(OURS, split_k=False)):
-        with pytest.raises(FileNotFoundError):
-            vllm_trial.run_engine(one, tmp_path / one.name, 9)
-    for name, value in (("NCCL_NVLS_ENABLE", "0"), ("GVR_TOPK_VLLM_DCP", "1")):
-        assert [given.get(name) for given in seen] == [value, None, None]
-    assert [given.get("CUBLAS_WORKSPACE_CONFIG") for given in seen] == [None, None, ":16:8"]
-    (one, *_) = vllm_trial.plan(options(split_k=False, parts="invariance"))
-    assert one.name == "stock_eager_drafts0_invariance_chunk8192_no_split_k"
-
-
-def worker_of(compared: dict, wrong: int) -> dict:
-    calls = [{"path": "gvr_topk", "reason": "hint", "count": 7}]
-    return {"compared": compared | {"rows_that_differ": wrong}, "calls": calls, "slots": 4}
-
-
-def test_a_stopped_engine_leaves_what_it_has_done(vllm, tmp_path, monkeypatch):
-    given, result = tmp_path / "spec.json", tmp_path / "result.json"
-    kept = []
-    vllm_engine.run(
-        specification(OURS, profile=True, steps=30), lambda partial: kept.append(json.dumps(partial))
-    )
-    assert [len(json.loads(partial)["cases"]) for partial in kept] == [1, 1, 2, 2, 2]
-    case = json.loads(kept[-1])["cases"][-1]
-    assert case["profile"] == {"steps": vllm_engine.PROFILED_STEPS, "gpu_us_per_step": 0.0, "kernels": {}}
-    given.write_text(json.dumps(specification(churn=False).__dict__))
-    vllm_engine.main([str(given), str(result)])
-    assert len(json.loads(result.read_text())["cases"]) == 2
-
-    def stopped(command, log, *, timeout_s):
-        Path(command[4]).write_text(kept[0])
-        raise CommandError(command, "no end after 9 s", log)
-
-    monkeypatch.setattr(vllm_trial, "run_command", stopped)
-    engine = vllm_trial.run_engine(specification(OURS), tmp_path, 9)
-    assert len(engine["cases"]) == 1 and "no end after 9 s" in engine["problem"]
-
-
 def test_compare_sees_what_is_wrong(vllm, monkeypatch):
     """The own top-k of the fake has the right set in another order, and that is a difference."""
     monkeypatch.setenv("GVR_TOPK_DISABLE", "1")
@@ -310,69 +232,6 @@ def test_compare_some_rows_of_a_prefill_call(monkeypatch):
     assert counted["prefill_rows_longer_than_k"] == 37 and counted["prefill_rows"] == 39
     assert counted["prefill_rows_that_differ"] == 4
     assert wrapped.__name__ == "op"
-
-
-@pytest.mark.parametrize("wrong", [0.0, 1.0])
-def test_compare_scores_that_are_deferred(monkeypatch, wrong):
-    """The compared rows alone are scored, and a slice whose scores are others is seen."""
-    monkeypatch.setattr(slices, "ALIGNMENT", 16)
-    scores, scored = torch.randn(12, 50), []
-
-    def score(q, kv, weights, starts, ends, columns):
-        scored.append(len(weights))
-        rows = [row[start : start + columns] for row, start in zip(q[0], starts.tolist(), strict=True)]
-        off = wrong * torch.arange(columns) * (len(weights) == 12)
-        return torch.stack([torch.cat([row, row.new_zeros(columns - len(row))]) + off for row in rows])
-
-    starts, ends = torch.zeros(12, dtype=torch.int32), torch.full((12,), 50, dtype=torch.int32)
-    call = ((scores, None), (scores, scores), torch.ones(12, 1), starts, ends, 50)
-    deferred = DeferredScores(score, *call, budget=12 * 16)
-
-    def op(logits, starts, ends, indices, *rest):
-        whole = torch.cat([part for _, part in logits.slices()], 1)
-        indices.copy_(vllm_compare.exact_topk(whole[:, :50], ends, 8))
-
-    comparison = Comparison("cpu", prefill_rows=3)
-    out = torch.zeros(12, 8, dtype=torch.int32)
-    comparison.wrap_prefill(op)(deferred, starts, ends, out, 12, 50, 1, 8)
-    counted = comparison.as_dict()
-    assert counted["prefill_rows"] == 4 and counted["prefill_rows_seen"] == 12
-    assert counted["prefill_rows_that_differ"] == 4 * wrong
-    assert scored.count(12) > 1 and max(rows for rows in scored if rows < 12) == 4
-
-
-def test_times_of_scores_and_top_k(monkeypatch):
-    """Both together by the keys of a chunk, and the top-k alone by the shape of its call."""
-    clock = itertools.count(step=1)
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            self.at = next(clock)
-
-        def elapsed_time(self, other):
-            return (other.at - self.at) / 1000
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    times = vllm_compare.PrefillTimes()
-    score, top_k = times.wrap_scores(torch.empty), times.wrap_prefill(lambda *call: next(clock))
-    for rows, keys in ((4, 64), (2, 64), (4, 32)):
-        top_k(score(rows, keys), "starts")
-    taken = times.take()
-    assert (taken["calls"], taken["rows"], taken["us"]) == (3, 10, 6.0)
-    assert [(shape["rows"], shape["width"], shape["us_median"]) for shape in taken["shapes"]] == [
-        (2, 64, 2.0),
-        (4, 32, 2.0),
-        (4, 64, 2.0),
-    ]
-    assert taken["chunks"] == [
-        {"width": 32, "rows": 4, "us": 3.0},
-        {"width": 64, "rows": 6, "us": 6.0},
-    ]
-    assert times.take()["calls"] == 0
 
 
 @pytest.fixture
@@ -418,25 +277,6 @@ def test_a_case_that_fails_is_a_failure(vllm, monkeypatch):
     assert "OSError" in str(vllm_trial.problem(specification(), result, active=True))
 
 
-def test_engines_that_fail_or_are_left_out(tmp_path, monkeypatch, capsys):
-    def fail(*args, **kwargs):
-        raise OSError("no room")
-
-    monkeypatch.setattr(vllm_trial, "missing", lambda shapes: [])
-    monkeypatch.setattr(vllm_trial.importlib.metadata, "version", lambda name: "0.33.0")
-    monkeypatch.setattr(vllm_trial, "write_model", fail)
-    command = ["vllm-trial", "--out", str(tmp_path / "t.json"), "--work", str(tmp_path), "--graphs", "full"]
-    command += ["--parts", "invariance", "--drafts", "0", "--modes", "ours", "--chunks", "8192"]
-    assert main(command) == 3
-    (engine,) = json.loads((tmp_path / "t.json").read_text())["engines"]
-    assert engine["problem"] == "ours_full_drafts0_invariance_chunk8192: OSError: no room"
-    assert main([*command, "--budget", "30"]) == 3
-    (engine,) = json.loads((tmp_path / "t.json").read_text())["engines"]
-    assert "left out" in engine["problem"] and engine["part"] == INVARIANCE
-    assert main([*command, "--modes", "compare"]) == 2
-    assert "wanted modes in which a part shows something" in capsys.readouterr().err
-
-
 def test_stock_and_ours(vllm, monkeypatch):
     with monkeypatch.context() as environment:
         environment.setenv("GVR_TOPK_DISABLE", "1")
@@ -451,34 +291,41 @@ def test_stock_and_ours(vllm, monkeypatch):
     assert "backend chosen" in str(vllm_trial.problem(specification(OURS), ours, active=True))
 
 
-def test_slices(vllm, monkeypatch):
-    """Of a budget too small for the longest prompt; an engine that makes none shows nothing."""
-    monkeypatch.setattr(slices, "ALIGNMENT", 16)
-    monkeypatch.setenv("GVR_TOPK_VLLM_SLICES", "1")
-    monkeypatch.setitem(globals(), "Runner", functools.partial(Runner, logits_bytes=4 * 300))
-    spec = specification(slices=True, logits_mb=1)
-    assert spec.name == "compare_eager_drafts0_slices1"
+@pytest.mark.parametrize(
+    ("given", "change", "said"),
+    [
+        ({}, {}, ""),
+        ({}, {"failures": ["1 x 8: OSError: odd"]}, "1 x 8: OSError: odd"),
+        ({}, {"calls": []}, "no prefill call"),
+        ({}, {"compared": COMPARED | {"rows_longer_than_k": 0}}, "no compared decode row was longer than k"),
+        ({}, {"compared": COMPARED | {"prefill_rows_longer_than_k": 0}}, "no compared prefill row"),
+        ({}, {"workers": [COMPARED, COMPARED | {"rows_longer_than_k": 0}]}, "longer than k in worker 1"),
+        ({"slices": True}, {}, "no prefill slices call"),
+        ({"slices": True}, {"calls": served("prefill", "prefill slices")}, ""),
+        ({"dcp": True}, {}, "no dcp call"),
+        ({"dcp": True}, {"calls": served("prefill", "dcp")}, "no compared merged row was longer than k"),
+    ],
+)
+def test_what_shows_nothing(given: dict, change: dict, said: str) -> None:
+    good = {"calls": served("prefill"), "failures": [], "compared": COMPARED}
+    problem = vllm_trial.problem(specification(**given), good | change, active=True)
+    assert said in problem if said else problem is None
+
+
+def test_on_several_gpus_every_worker_compares(vllm):
+    spec = specification(tensor_parallel=3, prefill_rows=5, batches=[2], churn=False)
     result = vllm_engine.run(spec)
-    assert {call["reason"] for call in result["calls"]} == {"hint", "prefill", "prefill slices"}
-    assert result["compared"]["prefill_rows_that_differ"] == 0 < result["compared"]["prefill_rows"]
-    assert vllm_trial.problem(spec, result, active=True) is None
-    result["calls"] = [call for call in result["calls"] if call["reason"] != "prefill slices"]
-    assert "no prefill slices call" in str(vllm_trial.problem(spec, result, active=True))
-
-
-def test_what_shows_nothing():
-    prefill = [{"path": "gvr_topk", "reason": "prefill", "count": 1}]
-    compared = {"rows_longer_than_k": 1, "prefill_rows_longer_than_k": 1}
-    good = {"calls": prefill, "failures": [], "compared": compared}
-    spec = specification()
-    assert vllm_trial.problem(spec, good, active=True) is None
-    for change, said in (
-        ({"failures": ["1 x 8: OSError: odd"]}, "1 x 8: OSError: odd"),
-        ({"calls": []}, "no prefill call"),
-        ({"compared": compared | {"rows_longer_than_k": 0}}, "no compared decode row was longer than k"),
-        ({"compared": compared | {"prefill_rows_longer_than_k": 0}}, "no compared prefill row"),
-    ):
-        assert said in str(vllm_trial.problem(spec, good | change, active=True))
+    try:
+        first, second = result["workers"]
+        assert first["rows"] > 10 and first["prefill_rows"] < first["prefill_rows_seen"]
+        assert first["rows_that_differ"] == first["prefill_rows_that_differ"] == 0
+        assert result["compared"]["rows"] == first["rows"] + second["rows"]
+        seen = [{"compared": each, "calls": served("hint"), "slots": 4} for each in (first, second)]
+        seen[1]["compared"] = second | {"rows_that_differ": 2}
+        assert vllm_trial.verdict([merge_workers(seen) | {"problem": None}]) == 1
+    finally:
+        for worker in reversed(vllm.engines[-1].workers):
+            worker.gvr_topk_patches.rollback()
 
 
 @pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, 3)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine import SHAPES, Engine, Request, fake_package
-from integration_setup import Watch, check_decode_rows, hooked, lines_of, state_of, undisturbed
+from integration_setup import check_decode_rows, hooked, lines_of, state_of, undisturbed
 
 from gvr_topk import TopkState
 from gvr_topk.integrations import tensorrt_llm as integration
@@ -320,36 +320,3 @@ def test_one_buffer_for_good_that_is_counted_and_said(telling, monkeypatch):
     page = (Path(__file__).resolve().parents[2] / "docs" / "tensorrt_llm.md").read_text()
     per_request = ROWS_PER_REQUEST * state.next_state.shape[2] * 4
     assert f"{per_request} bytes more" in page and f"({61 * 2048 * per_request / 2**20:.1f} MiB" in page
-
-
-def test_more_rows_than_there_is_room_for_use_no_state(telling, monkeypatch):
-    engine = Engine(hooked(monkeypatch), mtp=True, max_requests=1)
-    engine.manager.max_batch_size = 1
-    (request,) = started(engine, 1)
-    engine.step([], [request], next_n=2, accepted=[2])
-    engine.step([], [request], next_n=2, accepted=[2])
-    engine.metadata.prepare()
-    before = words_of(engine, request)
-    engine.step([], [request], next_n=9, accepted=[3])
-    engine.metadata.prepare()
-    assert torch.equal(words_of(engine, request), before)
-    assert integration.counters().calls["gvr_topk", "no_state"] == 2
-
-
-def test_being_told_adds_no_work_to_a_captured_call(telling, monkeypatch):
-    engine = Engine(hooked(monkeypatch), mtp=True, attention_dp=True, layers=1)
-    requests = started(engine, 1, 2)
-    engine.step([], requests, next_n=3, accepted=[1, 1])
-    metadata, indexer = engine.metadata, engine.indexers[0]
-    engine.metadata.set_batch([1, 2], [3, 3], 0, [30, 30])
-    metadata.prepare()
-    metadata.set_in_mtp_draft_loop(True)
-    q, weights = torch.randn(6, engine.heads, engine.dim), torch.randn(6, engine.heads)
-    seen = []
-    for told in (None, torch.ones(2, dtype=torch.int32)):
-        metadata.set_mtp_num_accepted(told)
-        monkeypatch.setattr(indexer, "last_rows", lambda *_: [0])
-        with Watch() as watch:
-            indexer.sparse_attn_indexer(metadata, q, q, q, q, weights)
-        seen.append(watch.seen)
-    assert seen[0] == seen[1] and "gvr_topk::indexer_topk_decode" in seen[0]

@@ -11,7 +11,6 @@ import site
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,7 +37,7 @@ from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.transaction import Transaction
 from gvr_topk.integrations.tensorrt_llm.inspection import inspect_engine, root_of_engine
-from gvr_topk.integrations.tensorrt_llm.selection import DecodeOp, wrap_top_k
+from gvr_topk.integrations.tensorrt_llm.selection import DecodeOp
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = ROOT / "tests" / "fakes"
@@ -128,15 +127,6 @@ def test_a_custom_module_directory_is_enough(shape):
         sys.path.pop()
     del sys.modules["gvr_topk_enable"]
     assert parse(YAML).sparse_attention_config.enable_heuristic_topk
-
-
-def test_without_us_1_2_rejects_the_key_and_1_3_takes_it(shape):
-    if shape in OLD:
-        with pytest.raises(ValidationError, match="enable_heuristic_topk"):
-            parse(YAML.split("gvr_topk:")[0])
-    else:
-        assert parse(YAML.split("gvr_topk:")[0]).sparse_attention_config.enable_heuristic_topk
-        assert "TRTLLM_GVR_TOPK_YAML" not in os.environ
 
 
 def test_other_keys_are_still_rejected(shape):
@@ -530,19 +520,6 @@ def test_other_processes_import_nothing():
     assert set(loaded) - set(bare.stdout.split()) <= {"gvr_topk_autoload", "__future__"}
 
 
-def test_a_process_that_is_switched_off_takes_the_keys_and_no_layer():
-    code = f"""
-import yaml
-from tensorrt_llm.llmapi import llm_args
-import tensorrt_llm._torch.attention_backend.sparse.dsa as dsa
-args = llm_args.TorchLlmArgs(model="m", **yaml.safe_load({YAML!r}))
-from gvr_topk.integrations import tensorrt_llm as integration
-print(args.sparse_attention_config.enable_heuristic_topk, integration.installed())
-print(hasattr(dsa.Indexer.sparse_attn_indexer, "__wrapped__"))
-"""
-    assert python(code, GVR_TOPK_DISABLE="1").split() == ["True", "False", "False"]
-
-
 PTH = ROOT / "packaging" / "gvr_topk_autoload.pth"
 
 
@@ -589,32 +566,6 @@ def test_half_an_uninstall_is_silent(site_folder):
     """Pip removes the module and leaves the .pth file, or somebody deletes one of them by hand."""
     (site_folder / "gvr_topk_autoload.py").unlink()
     assert site_start(site_folder, FIRST) == ("_frozen_importlib", "")
-
-
-def test_slow_finders_are_not_asked_and_keep_their_place(site_folder):
-    """As an editable install has one: its finder imports importlib.util when it is asked for our module."""
-    finder = (
-        "Slow = type('Slow', (), {'find_spec': lambda self, name, path=None, target=None: "
-        "asked.append(name)}); asked = []; sys.meta_path.insert(0, Slow())"
-    )
-    code = "print('gvr_topk_autoload' in asked, type(sys.meta_path[1]).__name__, sys.meta_path[0])"
-    seen = site_start(site_folder, code, finder)
-    assert seen == ("False Slow <class 'gvr_topk_autoload.Finder'>", "")
-    code = "print('importlib.util' in sys.modules)"
-    assert site_start(site_folder, code) == ("False", "")
-
-
-def test_a_worker_process_is_patched_on_import_and_asks_its_environment():
-    code = """
-import sys
-import tensorrt_llm._torch.attention_backend.sparse.dsa
-from gvr_topk.integrations import tensorrt_llm as integration
-from gvr_topk.integrations._kit import environment
-print(integration.installed(), environment.mode().name, environment.options().stats)
-"""
-    asked = {"TRTLLM_GVR_TOPK": "1", "TRTLLM_GVR_TOPK_OPTIONS": '{"stats": true}'}
-    assert python(code, **asked).split() == ["True", "ON", "True"]
-    assert python(code).split() == ["True", "OFF", "False"]
 
 
 SHOW_MODE = "from gvr_topk.integrations._kit import environment as e; print(e.mode().name, e.options().stats)"
@@ -679,23 +630,6 @@ def test_an_indexer_of_another_backend_is_said_once_and_stays_theirs(monkeypatch
         said = lines_of("warning")
         assert len(said) == int(asked)
         assert all("not in use: a sparse backend of TensorRT-LLM" in line for line in said)
-
-
-@pytest.mark.parametrize("by_name", [False, True])
-def test_next_n_is_passed_on_as_it_was_given(by_name):
-    """Some sources take it, and what follows it, by name alone."""
-    passed = []
-
-    def original(top_k, scores, sequence_lengths, scan_lengths, output_indices, *args, **kwargs):
-        passed.append((args, kwargs))
-
-    seen = []
-    wrapped = wrap_top_k(original, lambda selection, original: bool(seen.append(selection)))
-    top_k = SimpleNamespace(decode_implementation="cuda_radix", top_k=16, compress_ratio=4)
-    args, kwargs = ((), {"next_n": 3, "radix_aux_indices": "x"}) if by_name else ((3, 160, None), {})
-    wrapped(top_k, "scores", "lengths", "scans", "out", *args, **kwargs)
-    assert passed == [(args, kwargs)]
-    assert (seen[0].next_n, seen[0].k, seen[0].compress_ratio, seen[0].native) == (3, 16, 4, "")
 
 
 def test_a_topk_that_no_indexer_asks_for_stays_theirs(shape):

@@ -74,16 +74,6 @@ def test_the_k_of_deepseek_v4(shape, monkeypatch, topk, ratio):
         assert integration.counters().calls == {("gvr_topk", "hint"): 3}
 
 
-def test_draft_rows_of_compressed_keys_share_the_slot(monkeypatch):
-    """Rows of a request may see equally many scores."""
-    with fake_package("trtllm_1_3_rc27"):
-        engine = Engine(hooked(monkeypatch), compress_ratio=4)
-        engine.step([], [Request(i, 90, 99, seed=i, done=90) for i in (1, 2)], next_n=3)
-        state = state_of(engine)
-        first, second = (state.requests.slot_of(i) for i in (1, 2))
-        assert state.row_slot(engine.metadata, 3, 6).tolist() == [first] * 3 + [second] * 3
-
-
 def test_any_number_of_draft_rows_of_compressed_keys(monkeypatch):
     """Rows without room for a slot run without a state."""
     for next_n, reason in ((32, "hint"), (33, "no_state")):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,14 +21,9 @@ from integration_setup import (
 )
 
 from eval.campaigns.evidence import read_evidence
-from gvr_topk.constants import MAX_WIDTH, HintReason
 from gvr_topk.integrations import tensorrt_llm as integration
-from gvr_topk.integrations._kit.environment import Mode
-from gvr_topk.integrations.tensorrt_llm import hint_state
 from gvr_topk.integrations.tensorrt_llm import hook as layer_hook
-from gvr_topk.integrations.tensorrt_llm.hint_state import HintState
 from gvr_topk.integrations.tensorrt_llm.selection import DecodeOp
-from gvr_topk.policy import can_use_heuristic
 
 
 @pytest.fixture(params=SHAPES)
@@ -297,23 +290,6 @@ def test_lengths_outside_the_window_use_no_hint(shape, monkeypatch):
     assert integration.counters().rows == {"too_short": 1, "hinted": 4, "too_long": 3}
 
 
-@pytest.mark.parametrize("limits", [(0, 9), (5, 9), (9, 9), (10, 10), (14, 40), (40, 40), (12, MAX_WIDTH)])
-@pytest.mark.parametrize("ratio", [1, 4])
-def test_limits_are_those_of_the_gate_at_every_length(limits, ratio):
-    k, cached = 10, list(range(0, 240, 2))
-    new = torch.tensor([1 + index % 3 for index in range(len(cached) + 2)])
-    reasons = [
-        can_use_heuristic(length=(past + more) // ratio, k=k, min_length=limits[0], max_length=limits[1]).code
-        for past, more in zip(cached, new.tolist(), strict=False)
-    ]
-    wanted = [
-        (row, reason.name.lower())
-        for row, reason in enumerate(reasons)
-        if reason in (HintReason.TOO_SHORT, HintReason.TOO_LONG)
-    ]
-    assert hint_state._LengthLimits(k, *limits).refused(cached, new, ratio) == wanted
-
-
 def test_rows_no_longer_than_k_keep_their_slot_whatever_the_window(shape, monkeypatch):
     """Nothing is selected in them, so the gate says so before it looks at the configured lengths."""
     engine = Engine(hooked(monkeypatch, min_length=40))
@@ -519,35 +495,6 @@ def test_a_second_manager_has_its_own_hints(shape, monkeypatch):
     (line,) = lines_of("info")
     assert "on: 2 layers, k = 16, 16 requests, 0.0 MiB of state (predictor), path auto on cpu" in line
     assert read_evidence([line]).active and not read_evidence([line]).refused
-
-
-class Manager(SimpleNamespace):
-    """A cache manager of nothing but attributes."""
-
-
-def full_server(monkeypatch, layers=61, stages=1, **options) -> HintState:
-    """The state of one rank at TensorRT-LLM's default of 2,048 requests."""
-    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", json.dumps(options))
-    lengths = torch.zeros(2048, dtype=torch.int32, device="meta")
-    metadata = SimpleNamespace(sparse_mla_topk=2048, max_num_sequences=2048, kv_lens_cuda_runtime=lengths)
-    manager = Manager(
-        layer_offsets={i: i for i in range(layers)},
-        num_local_layers=layers,
-        max_batch_size=2048,
-        mapping=SimpleNamespace(pp_size=stages),
-    )
-    return HintState(metadata, manager, Mode.ON)
-
-
-def test_the_state_of_a_full_server_takes_two_mebibytes(monkeypatch):
-    state = full_server(monkeypatch)
-    assert state.nbytes < 9 * 2**18 and "2048 requests, 2.0 MiB of state (predictor)" in str(state)
-    positions = full_server(monkeypatch, keep_positions=True)
-    assert "2048 requests, 978.0 MiB of state (predictor and positions)" in str(positions)
-    pipeline = full_server(monkeypatch, layers=16, stages=4)
-    assert "10240 requests, 2.6 MiB of state (predictor)" in str(pipeline)
-    page = (Path(__file__).resolve().parents[2] / "docs" / "tensorrt_llm.md").read_text()
-    assert all(f"{mib} MiB" in page for mib in ("2.0", "2.6", "978"))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])

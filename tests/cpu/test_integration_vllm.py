@@ -271,31 +271,6 @@ def test_prefill_op_that_is_not_there(vllm, log, monkeypatch):
     assert sum("prefill top-k stays vLLM's own: wanted the op" in line for line in log) == 1
 
 
-def test_a_request_keeps_its_slot_and_a_new_one_starts_afresh(serving):
-    runner = Runner(layers=1)
-    first, second = runner.add("first", 100), runner.add("second", 120)
-    runner.step([], [first, second])
-    runner.step([first, second])
-    kept = states(runner)
-    slots = kept.slots.row_slot[:2].tolist()
-    assert len(set(slots)) == 2
-    runner.step([second, first])
-    assert kept.slots.row_slot[:2].tolist() == slots[::-1]
-    assert kept.slots.row_slot[2:].tolist() == [-1] * 6
-    runner.finish(second)
-    third = runner.add("third", 90)
-    assert third.place == second.place
-    runner.step([first], [third])
-    runner.step([first], [third])  # a prompt of two chunks is one start
-    assert integration.counters().requests["admitted"] == 2
-    cleared = [int(kept.slots.words[0, slot, 0]) == STATE_UNKNOWN for slot in range(4)]
-    assert cleared.count(False) == 2
-    runner.step([first, third])
-    now = kept.slots.row_slot[:2].tolist()
-    assert now[0] == slots[0] and now[1] not in slots
-    assert integration.counters().requests["admitted"] == 3
-
-
 def test_rows_are_worked_out_when_the_batch_changes(serving, monkeypatch):
     runner = Runner(layers=1, drafts=1)
     first, second = runner.add("first", 100), runner.add("second", 120)
@@ -425,18 +400,6 @@ def test_prompts_where_vllm_does_not_say():
     for unknown in (None, torch.empty(3, device="meta"), flags[:2]):
         assert _prefilling(SimpleNamespace(is_prefilling=unknown), 3, 2) == [False, False, True]
     assert _prefilling(SimpleNamespace(), 3, 0) == [True] * 3
-
-
-def test_padding_rows_have_no_slot(serving):
-    runner = Runner(layers=1)
-    a, b, c = (runner.add(name, 200) for name in "abc")
-    runner.step([a, b, c])
-    kept = states(runner)
-    assert all(slot >= 0 for slot in kept.slots.row_slot[:3].tolist())
-    step = runner.step([a], pads=3)
-    assert_exact(step, runner.topk)
-    assert step.lengths.tolist() == [200, 0, 0, 0]
-    assert kept.slots.row_slot.tolist() == [*kept.slots.row_slot[:1].tolist(), *[-1] * 7]
 
 
 def test_graphs_are_captured_with_the_tensors_of_later_steps(serving):
@@ -760,21 +723,6 @@ def test_an_op_that_is_wrong_is_noticed(vllm, log, monkeypatch, module, op, kind
     assert "Differs: row " in line and "an item is selected twice" in line
     assert line.endswith(f". vLLM's own {kind}top-k serves from now on")
     assert calls()["original", f"{kind}error: Differs"] == 6
-
-
-def test_lengths_in_another_unit_are_noticed(vllm, log, monkeypatch):
-    """The op then selects among other scores than vLLM: exact, and wrong."""
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "8")
-    real = hook_module.indexer_topk_decode
-    monkeypatch.setattr(
-        hook_module,
-        "indexer_topk_decode",
-        lambda logits, lens, *args, **kw: real(logits, lens // 2, *args, **kw),
-    )
-    integration.register()
-    serve(ours=False, specials=False)
-    (line,) = [line for line in log if "fell back" in line]
-    assert "Differs: row 0 of 1: selected score" in line and "by vLLM" in line
 
 
 @pytest.mark.parametrize("arch", [90, 100, 103])

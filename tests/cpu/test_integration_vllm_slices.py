@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm_engine import CHUNK, Runner, Step
-from vllm_lines import lines_with
+from vllm_lines import calls, lines_with
 
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
@@ -48,10 +48,6 @@ def scored(monkeypatch):
 
     monkeypatch.setattr(module, "fp8_fp4_mqa_logits", score)
     return shapes
-
-
-def calls() -> dict[tuple[str, str], int]:
-    return integration.counters().calls
 
 
 def assert_exact(step: Step, k: int, ours: bool = True) -> None:

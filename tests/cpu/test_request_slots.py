@@ -209,14 +209,6 @@ def test_accepted_rows_reach_the_slots_of_all_layers() -> None:
     assert slots.slot_of("c") == 0 and (slots.words[:, 0] == -1).all()
 
 
-def test_the_lowest_free_slot_is_given() -> None:
-    slots = RequestSlots(1, 4, K)
-    assert [slots.admit(name) for name in "abcd"] == [0, 1, 2, 3]
-    for name in "cab":
-        slots.release(name)
-    assert [slots.admit(name) for name in "efg"] == [0, 1, 2]
-
-
 def test_idle_requests_lose_their_slot_in_the_end_and_no_sooner() -> None:
     slots = RequestSlots(1, 8, K)
     slots.set_rows(["gone", "stays"])
@@ -266,17 +258,6 @@ def test_full_names_request_and_slots() -> None:
         slots.admit("c")
     assert slots.try_admit("c") == -1 and "c" not in slots
     assert slots.refused == 2 and slots.admitted == 2
-
-
-def test_rows_follow_reordering_and_padding() -> None:
-    slots = RequestSlots(1, 4, K, max_rows=12)
-    address = slots.row_slot.data_ptr()
-    rows = slots.set_rows(["a", "b", "c"], next_n=2, pad_rows=3)
-    a, b, c = (slots.slot_of(name) for name in "abc")
-    assert rows.tolist() == [a, a, b, b, c, c, -1, -1, -1]
-    assert slots.set_rows(["c", "a"], next_n=1).tolist() == [c, a]
-    assert slots.row_slot.tolist() == [c, a] + [-1] * 10
-    assert slots.row_slot.data_ptr() == address == rows.data_ptr()
 
 
 def test_rows_that_stay_are_not_written_again() -> None:

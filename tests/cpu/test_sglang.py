@@ -558,22 +558,6 @@ class TestState:
         assert states == [(None, None)] * 2
         assert len(lines("without state from now on")) == 1
 
-    def test_nothing_is_allocated_during_a_capture(self) -> None:
-        requests = row_state.Requests(lambda level, line: None)
-        batch = ForwardBatch([1], pool=ReqToTokenPool(3, 8))
-        layer = torch.nn.Module()
-        assert requests._state(layer, batch, scores(1), K, capturing=True) is None
-        kept = requests._state(layer, batch, scores(1), K, capturing=False)
-        assert requests._state(layer, batch, scores(1), K, capturing=True) is kept
-
-    def test_a_state_goes_with_its_indexer(self) -> None:
-        requests = row_state.Requests(lambda level, line: None)
-        layer = torch.nn.Module()
-        requests._state(layer, ForwardBatch([1], pool=ReqToTokenPool(3, 8)), scores(1), K, False)
-        assert len(requests._states) == 1
-        del layer
-        assert len(requests._states) == 0
-
     def test_the_batch_is_forgotten_when_the_indexer_fails(self, sglang: SGLang) -> None:
         sglang.load()
         indexer = sglang.indexer()

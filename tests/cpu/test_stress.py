@@ -16,25 +16,21 @@ from eval_fakes import Ended, run_verb
 from eval.common.draw import Draw
 from eval.common.outputs import DTYPES
 from eval.common.paths import ROOT
-from eval.fuzz import fuzz
-from eval.fuzz.cases import decode_cases, draw_cases
 from eval.stress import stress, stress_cases, stress_run, stress_workload
 from eval.stress.stress_cases import (
-    CHAINS,
     CONFIGURATIONS,
     REWRITINGS,
     SCALED_LOGITS,
     STALE_STATES,
     Configuration,
     can_rewrite,
-    chain_steps,
     rewrite_pool,
     rewritten_configurations,
     rewritten_tensor,
 )
 from eval.stress.stress_library import CHAOS_MODES, StressError, chaos_modes, launches_within, set_chaos
-from eval.stress.stress_neighbours import Hang, Neighbour, make_rewriter, wait_for
-from eval.stress.stress_workload import GUARD, GUARD_WORDS, POISON, Workload
+from eval.stress.stress_neighbours import Hang, make_rewriter, wait_for
+from eval.stress.stress_workload import GUARD, POISON, Workload
 from gvr_topk import sampling
 from gvr_topk.policy import plan
 
@@ -87,18 +83,6 @@ class TestConfigurations:
 
 
 class TestContents:
-    def draw(self) -> Draw:
-        return Draw("cpu", 3)
-
-    @pytest.mark.parametrize("kind", CHAINS)
-    def test_steps_of_a_chain_follow_each_other(self, kind: str) -> None:
-        steps = list(itertools.islice(chain_steps(kind, (2, 5000), self.draw()), 4))
-        assert all(step.shape == (2, 5000) and step.dtype == torch.float32 for step in steps)
-        kept = steps[0].isfinite() & steps[1].isfinite()
-        together = torch.stack([steps[0][kept], steps[1][kept]])
-        assert float(torch.corrcoef(together)[0, 1]) > 0.4
-        assert not torch.equal(steps[0].nan_to_num(), steps[1].nan_to_num())
-
     def test_what_is_not_given_is_not_rewritten(self) -> None:
         plain = replace(TINY, indices=False, row_slot=False)
         rewritten = {name for name in REWRITINGS if can_rewrite(plain, name)}
@@ -151,36 +135,6 @@ class TestWorkload:
         counts = workload.counts()
         assert counts.clean and counts.launches == 18 and counts.first_wrong == ""
 
-    @pytest.mark.parametrize("configuration", [FULL, PREFILL])
-    def test_more_launches_than_rows_take_the_rows_again(
-        self, configuration: Configuration, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setitem(stress_workload.ROW_SETS, "cpu", 4)
-        workload = Workload(configuration, "cpu", launches=12)
-        assert len(workload.logits) == len(workload.seq_lens) == 4
-        for _ in range(2):
-            workload.replay()
-        counts = workload.counts()
-        assert counts.clean and counts.launches == 24
-        workload._results[9].view(workload.expected)[0, 0] += 1
-        workload.replay()
-        assert workload.counts().first_wrong.startswith("result of launch 9 row 0 column 0")
-
-    def test_every_block_has_guard_words_behind_it_and_rows_between(self) -> None:
-        workload = Workload(FULL, "cpu", launches=3)
-        layout = workload._layout
-        assert {block.name.rsplit(" ", 2)[0] for block in layout.blocks} == {
-            "result of", "slots of", "counts of", "indices of", "state of", "statistics of",
-        }  # fmt: skip
-        inside = torch.zeros(len(workload.words), dtype=torch.bool)
-        for block in layout.blocks:
-            assert bool((workload.words[block.end : block.end + GUARD_WORDS] == GUARD).all())
-            block.view(inside)[:] = True
-            assert block.first % 32 == 0
-        assert bool((workload.words[:GUARD_WORDS] == GUARD).all())
-        assert torch.equal(workload.words == GUARD, ~inside)
-        assert int((workload.words == POISON).sum()) >= 3 * TINY.rows * TINY.k
-
     @pytest.mark.parametrize(
         ("configuration", "output"),
         [
@@ -207,13 +161,6 @@ class TestWorkload:
         name = {"out": "out" if configuration.is_sample else "result", "kept": "result"}.get(output, output)
         assert counts.first_wrong.startswith(f"{name} of launch 3 row ")
 
-    def test_an_op_that_writes_nothing_is_wrong(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        workload = Workload(TINY, "cpu", launches=4)
-        workload.replay()
-        monkeypatch.setattr(stress_workload, "indexer_topk_decode", lambda *a, **k: None)
-        workload.replay()
-        assert workload.counts().wrong_launches == 4
-
     def test_words_behind_a_row_are_counted_and_put_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
         workload = Workload(TINY, "cpu", launches=4)
 
@@ -230,13 +177,6 @@ class TestWorkload:
         counts = workload.counts()
         assert (counts.guard_words, counts.wrong_launches, counts.wrong_hints) == (4, 0, 0)
         assert not counts.clean
-
-    def test_wrong_hints_are_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        workload = Workload(TINY, "cpu", launches=4)
-        sabotage(monkeypatch, lambda call, named: named["state"].indices[:, 2].fill_(1))
-        workload.replay()
-        counts = workload.counts()
-        assert (counts.wrong_hints, counts.wrong_launches) == (2, 0)
 
     @pytest.mark.parametrize(
         ("configuration", "tensor"),
@@ -363,13 +303,6 @@ class TestCommand:
         assert data["failure"] == {"behind_result": 0, "hang": False, "error": "an illegal memory access"}
         assert not data["totals"]["clean"]
 
-    def test_time_that_is_over_ends_with_status_3(self, tmp_path: Path) -> None:
-        out = tmp_path / "stress.json"
-        done = command("--launches", "100000000", "--seconds", "0.5", "--out", str(out))
-        assert done.exit_code == 3, done.output
-        data = json.loads(out.read_text())
-        assert data["stopped_by_time"] and data["totals"]["clean"]
-
     def test_rewriting(self, tmp_path: Path) -> None:
         out = tmp_path / "rewrite.json"
         done = command("--rewrite", "--rewrite-seconds", "0.2", "--out", str(out))
@@ -413,22 +346,6 @@ class TestCommand:
         out = tmp_path / "stress.json"
         assert command("--out", str(out)).exit_code == 1
         assert json.loads(out.read_text())["failure"]["hang"]
-
-
-class TestFuzzBeside:
-    def test_neighbours_take_turns_and_are_named(self, tmp_path: Path) -> None:
-        out = tmp_path / "fuzz.json"
-        options = ["--beside", "none,none", "--seconds", "0.5", "--out", str(out)]
-        assert run_verb("fuzz", "--device", "cpu", *options).exit_code == 0
-        assert json.loads(out.read_text())["beside"] == ["none", "none"]
-
-    def test_the_neighbour_is_fed_before_each_call(self) -> None:
-        fed: list[int] = []
-        neighbour = Neighbour("some", lambda: fed.append(1), on_cpu=True)
-        cases = draw_cases(decode_cases(1 << 10), 1, 3)
-        summary = fuzz.run("cpu", 60.0, iter(cases), [neighbour])
-        assert summary["failure"] is None
-        assert len(fed) == len(cases) * (1 + 2)  # when it starts, and before two calls
 
 
 def test_launches_within_an_interval_are_counted() -> None:

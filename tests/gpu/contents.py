@@ -9,6 +9,20 @@ from torch import Tensor
 
 NAN, INF = float("nan"), float("inf")
 
+SHAPES = {
+    "small row": (8192, 2, 0),
+    "resident, 32768": (32_768, 1, 0),
+    "resident": (131_072, 1, 0),
+    "resident x 2": (131_072, 2, 0),
+    "262144": (262_144, 1, 0),
+    "streaming, 262144": (262_144, 1, 4),
+    "streaming": (1 << 20, 1, 0),
+    "streaming x 64": (131_072, 64, 0),
+    "one CTA": (131_072, 2, 1),
+    "two CTAs": (131_072, 2, 2),
+}
+"""Width, rows and forced cluster size."""
+
 
 def int32(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device="cuda")

@@ -23,7 +23,6 @@ from oracle import (
     new_state,
     poisoned,
     run,
-    visible_lengths,
     wrong_rows,
 )
 
@@ -103,45 +102,6 @@ def test_page_tables_at_their_limits(name: str, width: int, path: str) -> None:
     beside = run(logits, lengths, k, slots=slots, **asked)
     assert torch.equal(beside, positions)
     assert torch.equal(slots[:, :k], wanted) and bool((slots[:, k] == POISON).all())
-
-
-COVERED = {
-    "no columns": (0, 64),
-    "fewer positions than k": (11, 64),
-    "half of the row": (None, 64),
-    "half of the row, off alignment": (None, 67),
-    "one position to a page": (4097, 1),
-    "all of the row": (1, 2**31 - 1),
-    "beyond 32 bits": (2**15, 2**31 - 1),
-}
-"""Pages of a table, and positions to a page; None: as many pages as half of the row has."""
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("width", [900, 5000, 20_001, 131_072, 300_004])
-@pytest.mark.parametrize("name", COVERED)
-def test_clamped_rows_end_where_the_table_does(name: str, width: int, path: str) -> None:
-    """They select as rows of a buffer that has only the columns that the table covers."""
-    pages, page_size = COVERED[name]
-    pages = width // (2 * page_size) if pages is None else pages
-    covered = min(width, pages * page_size)
-    skip_unserved(path, covered)
-    table = torch.arange(2 * pages, device="cuda").remainder(1000).to(torch.int32).reshape(2, pages)
-    logits, k = normal(4, width), 1024
-    logits[:, covered:] = torch.inf  # what a row that is not limited would select
-    lengths = int32(width + 7, min(covered, 700))
-    limited = visible_lengths(logits, lengths, 2).clamp(0, covered).to(torch.int32)
-    state = new_state(2, k, keep_indices=True)
-    for _ in range(3):
-        slots = poisoned(4, k + 1)
-        counts = poisoned(4)
-        paged = {"page_table": table, "page_size": page_size, "clamp_pages": True, "slots": slots}
-        positions = run(logits, lengths, k, next_n=2, path=path, counts=counts, state=state, **paged)
-        assert wrong_rows(positions, logits, limited, k, 2) == []
-        assert torch.equal(slots[:, :k], to_slots(positions, table, page_size, 2))
-        assert bool((slots[:, k] == POISON).all())
-        assert torch.equal(counts, limited.clamp(max=k))
-        assert torch.equal(state.indices, positions[1::2])
 
 
 # ---------------------------------------------------------------- capture and green contexts

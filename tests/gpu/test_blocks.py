@@ -119,19 +119,6 @@ def test_rows_that_a_cluster_shares(width: int, rows: int, dtype: torch.dtype) -
                 assert_exact(logits, some, k, block_k, row_starts=starts, drop_masked=start > 0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "width", [*range(1, 20), 100, 511, 512, 4096, 16_383, 16_384, 16_385, 20_000, 65_537]
-)
-def test_buffers_of_every_width(width: int, dtype: torch.dtype) -> None:
-    rows = 9
-    logits = rows_of_requests(rows, width, seed=width, noise=1.0).to(dtype)
-    lengths = integers(-2, width + 2, rows, seed=width)
-    lengths[:3] = int32(width, INT_MAX, INT_MIN)
-    for k, block_k in (V41, (1, 2), (3, 17)):
-        assert_exact(logits, lengths, k, block_k)
-
-
 @pytest.mark.parametrize("width", [50_000, 400_000])
 def test_rows_of_scores_and_of_given_blocks_may_overlap(width: int) -> None:
     row = rows_of_requests(1, width + 10_000)
@@ -150,14 +137,6 @@ def test_rows_that_lie_beyond_32_bits(width: int) -> None:
     logits = buffer.as_strided((rows, width), (stride, 1))
     logits.copy_(rows_of_requests(rows, width))
     assert_exact(logits, torch.full((rows,), width, dtype=torch.int32, device="cuda"), *V41)
-
-
-@pytest.mark.parametrize(
-    ("rows", "width"), [*((rows, 30_000) for rows in (1, 133, 1000)), (64, 1_048_576), (1100, ONE + 8)]
-)
-def test_many_rows(rows: int, width: int) -> None:
-    logits = rows_of_requests(rows, width, seed=rows, noise=1.0)
-    assert_exact(logits, integers(0, width + 1, rows, seed=1), *V41)
 
 
 def test_values_of_blocks_beyond_32_bits() -> None:
@@ -242,28 +221,6 @@ def given_blocks(rows: int, count: int, blocks: int, seed: int) -> Tensor:
     filled = integers(0, count + 1, rows, seed=seed + 1)
     filled[0] = count
     return torch.where(torch.arange(chosen.shape[1], device="cuda") < filled[:, None], chosen, -1)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("count", [0, 1, 3, 511, 512, 513, 2047, 2048])
-def test_given_blocks(count: int, dtype: torch.dtype) -> None:
-    rows, width = 10, 100_003
-    logits = rows_of_requests(rows, width, noise=1.0).to(dtype)
-    blocks = given_blocks(rows, count, -(-width // BLOCK_SIZE), seed=count)
-    lengths = integers(0, width + 1, rows, seed=1)
-    lengths[:2] = width
-    for k in (1, 8, 512, 4096, 16_384, 20_000):
-        assert_in_blocks(logits, lengths, blocks, k)
-
-
-@pytest.mark.parametrize("name", CONTENTS)
-def test_adversarial_contents_in_given_blocks(name: str) -> None:
-    rows, width = 24, 50_007
-    logits = CONTENTS[name](rows, width, 512)
-    blocks = given_blocks(rows, 2048, -(-width // BLOCK_SIZE), seed=7)
-    lengths = torch.full((rows,), width, dtype=torch.int32, device="cuda")
-    for k in (512, 2048, 8191):
-        assert_in_blocks(logits, lengths, blocks, k)
 
 
 def test_blocks_of_the_widest_rows() -> None:

@@ -63,7 +63,7 @@ def test_tokens_are_those_of_the_whole_row(tmp_path: Path) -> None:
 class Chain:
     """Steps of whole rows that change a little, the same on both ranks, and the part of this one."""
 
-    def __init__(self, rows: int, width: int, dtype: torch.dtype, tied: bool = False) -> None:
+    def __init__(self, rows: int, width: int, dtype: torch.dtype) -> None:
         self.draw = torch.Generator("cuda").manual_seed(rows + width)
         self.whole = torch.randn(rows, width * WORLD, device="cuda", generator=self.draw)
         self.dtype, self.rank, self.width, self.length = dtype, dist.get_rank(), width, width - 30
@@ -71,7 +71,6 @@ class Chain:
         self.lengths = torch.empty(rows, device="cuda", dtype=torch.int32)
         self.whole_lengths = torch.empty(rows, device="cuda", dtype=torch.int32)
         self.column = torch.arange(width * WORLD, device="cuda")
-        self.tied = tied
 
     def step(self) -> Tensor:
         """Move on, and return the whole rows."""
@@ -79,11 +78,11 @@ class Chain:
         self.whole.mul_(0.95).add_(noise, alpha=0.3)
         self.length = min(self.length + 1, self.width)
         self.whole_lengths.fill_(self.length * WORLD - 13)
-        rounded = (self.whole.round() if self.tied else self.whole).to(self.dtype)
+        rows = self.whole.to(self.dtype)
         mine = (self.column // INTERLEAVE) % WORLD == self.rank
-        self.part.copy_(rounded[:, mine])
+        self.part.copy_(rows[:, mine])
         self.lengths.fill_(int(mine[: self.length * WORLD - 13].sum()))
-        return rounded
+        return rows
 
 
 def wrong_rows(got: Any, whole: Tensor, lengths: Tensor) -> int:
@@ -98,33 +97,6 @@ def shards_of(peer_memory: bool) -> Shards:
     shards = Shards(ownership=INTERLEAVE, device="cuda", peer_memory=peer_memory)
     assert (shards.peers is not None) == peer_memory
     return shards
-
-
-def chain(argument: tuple[bool, int, int, torch.dtype, bool]) -> int:
-    """Follow a chain, every second step with the counts of the last one; returns wrong rows of all steps."""
-    peer_memory, rows, *_ = argument
-    steps, shards = Chain(*argument[1:]), shards_of(peer_memory)
-    state = TopkState(rows, K, "cuda", keep_indices=False)
-    wrong, counts = 0, None
-    for step in range(STEPS):
-        whole = steps.step()
-        got = sharded_topk(
-            steps.part, steps.lengths, K, shards=shards, state=state, expected=counts, step=step
-        )
-        counts = got.counts if step % 2 == 0 else None
-        wrong += wrong_rows(got, whole, steps.whole_lengths)
-    return wrong
-
-
-@pytest.mark.parametrize(
-    "dtype, tied", [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)]
-)
-@pytest.mark.parametrize("rows, width", [(1, 131_072), (8, 70_016), (3, 524_288)])
-@EITHER_WAY
-def test_chains_are_those_of_one_gpu(
-    peer_memory: bool, rows: int, width: int, dtype: torch.dtype, tied: bool, tmp_path: Path
-) -> None:
-    assert run(chain, (peer_memory, rows, width, dtype, tied), tmp_path) == [0, 0]
 
 
 class OtherWork:

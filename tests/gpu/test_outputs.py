@@ -29,9 +29,6 @@ WIDTHS = (900, 8192, 40_001, 131_072, 300_004)
 """One CTA for a row, clusters that hold it, and rows that stream; some of them off alignment."""
 
 
-# ---------------------------------------------------------------- counts and cache slots
-
-
 # ---------------------------------------------------------------- the gate's reasons
 
 REASON_WIDTHS = {"small_row": 8192, "resident": 131_072, "streaming": 1 << 20}

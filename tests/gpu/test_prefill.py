@@ -13,7 +13,6 @@ from oracle import (
     Written,
     cuts,
     place,
-    poisoned,
     run_prefill,
     run_slices,
     sorted_windows,
@@ -228,20 +227,6 @@ def test_graph_replay_with_changed_windows(pdl: bool, path: str) -> None:
         counts.fill_(POISON)
         graph.replay()
         assert wrong_windows(Written(out, counts, None, None), logits, starts, ends, k) == [], turn
-
-
-def test_two_streams_do_not_disturb_each_other() -> None:
-    streams = [torch.cuda.Stream() for _ in range(2)]
-    chunks = [chunk_of(300, 9000 + 8000 * i, seed=i) for i in range(2)]
-    outs = [poisoned(300, 1024) for _ in range(2)]
-    torch.cuda.synchronize()
-    for _ in range(25):
-        for stream, chunk, out in zip(streams, chunks, outs, strict=True):
-            with torch.cuda.stream(stream):
-                indexer_topk_prefill(*chunk, 1024, out=out)
-    torch.cuda.synchronize()
-    for chunk, out in zip(chunks, outs, strict=True):
-        assert torch.equal(out, sorted_windows(*chunk, 1024)[0])
 
 
 @pytest.mark.parametrize("pdl", [False, True])

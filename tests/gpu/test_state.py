@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from contents import SHAPES
 from contents import draw as generator
 from launches import skip_unserved
 from oracle import PATHS, clone, columns, exact, full_lengths, new_state, new_stats, run, run_forced
@@ -15,10 +16,7 @@ from gvr_topk.constants import (
     STATE_FLOATS,
     STATE_INFINITE,
     STATE_MASKED,
-    STATE_MAX_ZSCORE,
     STATE_UNKNOWN,
-    STATE_VALUE_ONLY,
-    STATE_ZSCORE_ORIGIN,
     StatsColumn,
 )
 from gvr_topk.contract import DTYPES
@@ -27,20 +25,6 @@ from gvr_topk.state import TopkState
 
 K = 2048
 INT32 = torch.iinfo(torch.int32)
-
-SHAPES = {
-    "small row": (8192, 2, 0),
-    "resident, 32768": (32_768, 1, 0),
-    "resident": (131_072, 1, 0),
-    "resident x 2": (131_072, 2, 0),
-    "262144": (262_144, 1, 0),
-    "streaming, 262144": (262_144, 1, 4),
-    "streaming": (1 << 20, 1, 0),
-    "streaming x 64": (131_072, 64, 0),
-    "one CTA": (131_072, 2, 1),
-    "two CTAs": (131_072, 2, 2),
-}
-"""Width, rows and forced cluster size."""
 
 LONG = [name for name in SHAPES if name not in ("small row", "resident, 32768", "262144")]
 
@@ -216,32 +200,6 @@ def test_any_bits_as_state(shape: str, kind: str) -> None:
             check(scores, state, ctas)
 
 
-FIRST_NUMBERS = (
-    *(STATE_ZSCORE_ORIGIN + z for z in (-1.01 * STATE_MAX_ZSCORE, -STATE_MAX_ZSCORE, 0.0, 2.2)),
-    STATE_ZSCORE_ORIGIN + STATE_MAX_ZSCORE,
-    *(STATE_VALUE_ONLY, STATE_INFINITE, STATE_MASKED, 0.5, -0.25),
-)
-"""Of every kind: z-scores and one that is too small, a value, an infinite one, a masked one, a share and a
-window."""
-
-
-@pytest.mark.parametrize("first", FIRST_NUMBERS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_any_bits_beside_a_kind(shape: str, first: float) -> None:
-    """Absurd expectations, limits and spreads of slots whose first number is good."""
-    width, rows, ctas = SHAPES[shape]
-    draw = generator(int(first) + width)
-    scores = torch.randn(rows, width, device="cuda", generator=draw)
-    for kind in ("ordinary", "tied", "half masked", "k-th +inf"):
-        logits = KINDS[kind](scores, draw)
-        for _ in range(4):
-            drawn = random_bits(rows, draw)
-            drawn[:, 0] = first
-            state = TopkState.of(drawn, None, K)
-            check(logits, state, ctas)
-            check(logits, state, ctas)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -251,18 +209,6 @@ def test_every_kind_of_row_over_steps(shape: str, kind: str, dtype: torch.dtype)
     state, steps = new_state(rows, K), chain(rows, width, draw)
     for _ in range(4):
         check(KINDS[kind](next(steps), draw).to(dtype), state, ctas)
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("shape", SHAPES)
-def test_rows_that_change_their_kind_from_step_to_step(shape: str, seed: int) -> None:
-    width, rows, ctas = SHAPES[shape]
-    draw, order = generator(seed), torch.Generator().manual_seed(seed)
-    state, steps, names = new_state(rows, K), chain(rows, width, draw), list(KINDS)
-    seen = []
-    for _ in range(12):
-        seen.append(names[int(torch.randint(len(names), (), generator=order))])
-        check(KINDS[seen[-1]](next(steps), draw), state, ctas)
 
 
 @pytest.mark.parametrize("seed", range(2))
