@@ -19,7 +19,7 @@ from typing import Any
 from eval.common.machine import write_json
 from eval.common.status import InputError
 
-PLACE = ("variant", "repetition", "order")
+PLACE = ("variant", "repetition")
 """Labels that tell the runs of one task or case apart."""
 
 

@@ -48,8 +48,8 @@ from eval.campaigns.prompts import Prompt, apply_template, read_prompt
 from eval.campaigns.reports import read_bench_report, read_serve_report
 from eval.campaigns.runs import Limits, PlannedRun, Server, run_campaign
 from eval.campaigns.store import RunStore, text_hash
-from eval.campaigns.tpot_report import paper_sd, tpot_table
-from eval.campaigns.verdicts import ERROR_RATE, Order, Variant, describe_power, variant_order
+from eval.campaigns.tpot_report import tpot_table
+from eval.campaigns.verdicts import Variant, variant_order
 from eval.common.machine import compute_capability
 from eval.common.options import options_of, refuse_repeats
 from eval.common.status import TOOL_FAULT, UNDECIDED, InputError
@@ -65,8 +65,6 @@ PROGRAMS: dict[tuple[Engine, Via | None], str] = {
 }
 LABEL_AND_FILE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._+-]*)=(.+)")
 """A prompt; its label is the name of a folder, and a path in it would lead out of the results."""
-EFFECTS = (1.0, 2.0, 5.0)
-"""Per cent, for which the repetitions needed are said before the first run."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,6 @@ class Settings:
         ),
     ] = None
     repetitions: Annotated[int, typer.Option(min=1, help="Of each variant.")] = 8
-    order: Annotated[Order, typer.Option(help="abba turns every second pair round.")] = "abba"
     entry: Annotated[int, typer.Option(help="Line of the prompt file, from 0.")] = 1
     requests: Annotated[int, typer.Option(min=1, help="Timed requests per repetition.")] = 5
     warmup: Annotated[int, typer.Option(min=0, help="Requests before those.")] = 2
@@ -200,7 +197,7 @@ def plan_run(
         server = Server(tuple(command), f"{url}/health", Path(f"{place}.server.log"))
         command = settings.load(file, url, report)
     return PlannedRun(
-        labels={**case, "variant": variant, "repetition": repetition, "order": settings.order},
+        labels={**case, "variant": variant, "repetition": repetition},
         command=tuple(command),
         log=Path(f"{place}.log"),
         inputs=inputs,
@@ -252,7 +249,7 @@ def read_prompts(settings: Settings) -> dict[str, Prompt]:
 def main(given: Settings) -> None:
     """Measure TPOT with the heuristic top-k off and on, taking turns."""
     settings = replace(given, via=given.via or ("serve" if given.engine == "vllm" else "bench"))
-    engine, via, order = settings.engine, settings.via, settings.order
+    engine, via = settings.engine, settings.via
     if engine == "vllm" and via == "bench":
         raise typer.BadParameter("wanted serve for vLLM, got bench", param_hint="--via")
     if engine == "vllm" and settings.configs is not None:
@@ -270,20 +267,18 @@ def main(given: Settings) -> None:
     planned = [
         plan_run(settings, case, fixed[case["prompt"]], turn, build)
         for case in cases
-        for turn in variant_order(settings.repetitions, order)
+        for turn in variant_order(settings.repetitions)
     ]
     family = store.family(cases)
-    spreads = {f"MTP {setting}": (100 * paper_sd(setting), EFFECTS) for setting in sorted(mtps)}
     outcome = run_campaign(
         planned,
         store,
-        describe_power(spreads, settings.repetitions, order, ERROR_RATE / 2 / family, "per cent"),
         Limits(settings.timeout, settings.start_timeout, settings.keep_going),
         program=[*shlex.split(settings.launcher), *settings.command],
         option="--program",
         dry_run=settings.dry_run,
     )
-    compared = outcome.compare(cases, "tpot_ms", order, family, math.log)
+    compared = outcome.compare(cases, "tpot_ms", family, math.log)
     typer.echo(f"\n{tpot_table(compared)}\n")
     outcome.report(settings.out, family, compared)
     if len(outcome.records) == len(planned):
