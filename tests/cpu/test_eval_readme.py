@@ -76,7 +76,7 @@ class TestReadmeTable:
             if path.name != "bench.json":
                 path.unlink()
         page, block = readme.performance(), readme.results()
-        words = ("**Prefill**", "DeepSeek-V4", "**Host time", "Fuzzing", "Simulated", "Under load")
+        words = ("**Prefill**", "DeepSeek-V4", "**Host time", "Fuzzing", "Under load")
         assert [word for word in words if word in page] == []
         assert "Inside vLLM" not in block and "Worst launch" not in block and "\n\n\n" not in page + block
 
@@ -97,13 +97,13 @@ class TestReadmeTable:
         other = folder.parent / "h2"
         other.mkdir()
         assert "launches of 33 configurations beside" in " ".join(readme.performance().split())
-        for name in ("tune.json", "stress.json"):
+        for name in ("host_time.json", "stress.json"):
             (folder / name).rename(other / name)
         self.changed(
-            other / "tune.json", lambda data: data["machine"].update(device="NVIDIA H2", commit="abc")
+            other / "host_time.json", lambda data: data["machine"].update(device="NVIDIA H2", commit="abc")
         )
         page = " ".join(readme.performance().split())
-        assert "**Fewer CTAs per row** (NVIDIA H2, commit abc)" in page
+        assert "**Host time of an eager call** (NVIDIA H2, commit abc)" in page
         assert "configurations beside" in page  # launches are counted over all GPUs
 
     def test_figures_of_older_kernels_are_said_to_be_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ class TestReadmeTable:
         ("page", "files"),
         [
             ("results", ()),
-            ("performance", ("bench", "fuzz_1", "host_time", "stress_rewrite", "tune")),
+            ("performance", ("bench", "fuzz_1", "host_time", "stress_rewrite")),
             ("vllm", ()),
         ],
     )
@@ -167,7 +167,6 @@ class TestReadmeTable:
             ("stress_rewrite", lambda data: data["results"][7].update(exact_after=False), "exact launches"),
             ("stress_ee90c38", lambda data: data["totals"].update(clean=True), "the faults of the older"),
             ("fuzz_1", lambda data: data.update(failure={"error": "Mismatch"}), "no mismatch"),
-            ("simulated_decode", lambda data: data["sets"].update(different=1), "no different set"),
             (
                 "vllm_trial_full_8k",
                 lambda data: data["engines"][0].update(failures=["8 x 8192: RuntimeError"]),
@@ -224,7 +223,7 @@ class TestReadmeTable:
     ) -> None:
         if not provenance.has_history():
             pytest.skip("this clone has no whole history")
-        self.changed(folder / "tune.json", lambda data: data["machine"].update(commit="0ddba11"))
+        self.changed(folder / "host_time.json", lambda data: data["machine"].update(commit="0ddba11"))
         assert readme.main(check=True) == 1
         assert "commits: wanted ancestors of this one, got 0ddba11" in capsys.readouterr().err
         monkeypatch.setattr(provenance, "has_history", lambda: False)
