@@ -30,16 +30,11 @@ from gvr_topk.policy import GateDecision, asks_for_hint, can_use_heuristic, pars
 from gvr_topk.request_slots import RequestSlots
 from gvr_topk.state import TopkState
 
-FORMAT = "gvr_topk.replay/4"
+FORMAT = "gvr_topk.replay/5"
 """Name of the JSON layout."""
 
 PATHS = ("auto", "no_hint", "radix_rounds")
 """Paths that run at every step, whatever the configuration asks for."""
-
-TIMED_PATHS = ("paper_gvr", "no_hint", "radix_rounds", "auto")
-TIMED_STEPS = 8
-GRAPH_LAUNCHES = 20
-GRAPH_REPLAYS = 11
 
 _POISON = -7
 _REQUEST = "replay"
@@ -111,17 +106,6 @@ class ScoreSnapshot:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Time of one path at one step; `microseconds` is None if the path did not run, and `note` says why."""
-
-    path: str
-    step: int
-    length: int
-    microseconds: float | None
-    note: str = ""
-
-
-@dataclass(frozen=True)
 class ReplayResult:
     """Outcome of a replay."""
 
@@ -133,7 +117,6 @@ class ReplayResult:
     variants: tuple[Variant, ...]
     records: tuple[StepRecord, ...]
     snapshot: ScoreSnapshot
-    timings: tuple[Timing, ...]
     seconds: float
 
     @property
@@ -178,7 +161,6 @@ class ReplayResult:
                 for index, variant in enumerate(self.variants)
             ],
             "records": [asdict(record) for record in self.records],
-            "timings": [asdict(timing) for timing in self.timings],
         }
         return _plain(data)
 
@@ -260,7 +242,7 @@ def replay(
     steps : int, optional
         Steps to run, from the first; default all.
     device : str
-        ``cpu`` or ``cuda``. On CUDA the paths are timed as well.
+        ``cpu`` or ``cuda``.
     paper : bool
         Run the paper's four phases as well, in every variant.
     on_step : callable, optional
@@ -285,7 +267,7 @@ def replay(
     started = time.perf_counter()
     with _one_thread():
         path = _ServingPath(source, config, options, k, count, device)
-        records, snapshot, timings = _run(source, path, variants, k, count, on_step)
+        records, snapshot = _run(source, path, variants, k, count, on_step)
     return ReplayResult(
         source=source.name,
         device=path.device_name,
@@ -295,7 +277,6 @@ def replay(
         variants=variants,
         records=tuple(records),
         snapshot=snapshot,
-        timings=tuple(timings),
         seconds=time.perf_counter() - started,
     )
 
@@ -307,15 +288,13 @@ def _run(
     k: int,
     count: int,
     on_step: Callable[[int], None] | None,
-) -> tuple[list[StepRecord], ScoreSnapshot, list[Timing]]:
+) -> tuple[list[StepRecord], ScoreSnapshot]:
     records: list[StepRecord] = []
     alphas: list[float | None] = [None] * len(variants)
     snapshot: ScoreSnapshot | None = None
-    timings: list[Timing] = []
-    timed = _spread(count, TIMED_STEPS) if path.device.type == "cuda" else set()
     for step in range(count):
         scores = source.scores(step)
-        hint, word = path.hint(), path.word()
+        hint = path.hint()
         decision, got, op_stats = path.step(scores)
         expected = sorted_topk(torch.from_numpy(scores)[None], torch.tensor([len(scores)]), k)[0]
         by_path = path.step_each(decision)
@@ -350,12 +329,10 @@ def _run(
             chosen = scores[expected[expected >= 0].numpy()]
             kth_value = float(chosen.min()) if len(scores) >= k else float("nan")
             snapshot = ScoreSnapshot(step, edges, counts, kth_value)
-        if step in timed:
-            timings += path.time_step(step, scores, hint, word)
         if on_step is not None:
             on_step(step + 1)
     assert snapshot is not None  # count >= 1
-    return records, snapshot, timings
+    return records, snapshot
 
 
 class _ServingPath:
@@ -391,10 +368,6 @@ class _ServingPath:
         positions = self.requests.indices
         assert positions is not None  # a replay reports hit ratios, so it keeps them
         return positions[0, self.slot].cpu().numpy().copy()
-
-    def word(self) -> Tensor:
-        """Return what the coming step will predict from: the whole slot, ``[4]``."""
-        return self.requests.words[0, self.slot].clone()
 
     def step(self, scores: npt.NDArray[np.float32]) -> tuple[GateDecision, Tensor, StepStats]:
         """Run gate and op for one step, on poisoned buffers."""
@@ -442,69 +415,14 @@ class _ServingPath:
             slots=self.requests.num_slots,
             min_length=shortest,
             max_length=longest,
-            known=float(self.word()[0]) != STATE_UNKNOWN,
+            known=float(self.requests.words[0, self.slot, 0]) != STATE_UNKNOWN,
         )
-
-    def time_step(
-        self, step: int, scores: npt.NDArray[np.float32], hint: npt.NDArray[np.int32], word: Tensor
-    ) -> list[Timing]:
-        """Time each path from the state before this step: CUDA graph, warm L2, median of the replays."""
-        self._load(scores)
-        timings = []
-        for path in TIMED_PATHS:
-            try:
-                microseconds = self._time_path(path, torch.from_numpy(hint).to(self.device), word)
-                timings.append(Timing(path, step, len(scores), microseconds))
-            except (RuntimeError, ValueError) as error:
-                timings.append(Timing(path, step, len(scores), None, str(error).splitlines()[0]))
-        return timings
 
     def _load(self, scores: npt.NDArray[np.float32]) -> None:
         # NaN ranks above everything: one element read past the row would show in the result.
         self.logits.fill_(float("nan"))
         self.logits[0, : len(scores)].copy_(torch.from_numpy(scores))
         self.seq_lens.fill_(len(scores))
-
-    def _time_path(self, path: str, hint: Tensor, word: Tensor) -> float:
-        # The op writes back what the next step starts from, so every launch after the first would find a
-        # perfect state. Each launch therefore has its own copy of the state, which is restored before each
-        # replay.
-        hints = hint.expand(GRAPH_LAUNCHES, 1, -1).clone()
-        words = word.expand(GRAPH_LAUNCHES, 1, -1).clone()
-        out = torch.empty_like(self.out)
-
-        def launch(index: int) -> None:
-            indexer_topk_decode(
-                self.logits,
-                self.seq_lens,
-                self.k,
-                out=out,
-                state=TopkState.of(words[index], hints[index], self.k),
-                path=path,
-                max_ctas=self.options.max_ctas,
-                hint_offset=self.options.hint_offset,
-            )
-
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            launch(0)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for index in range(GRAPH_LAUNCHES):
-                launch(index)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        samples = []
-        for _ in range(GRAPH_REPLAYS):
-            hints.copy_(hint.expand_as(hints))
-            words.copy_(word.expand_as(words))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            samples.append(1000.0 * begin.elapsed_time(end) / GRAPH_LAUNCHES)
-        return float(np.median(samples))
 
 
 @contextmanager
@@ -542,11 +460,6 @@ def _check(source: ScoreSource, k: int, steps: int, device: str) -> None:
         raise ValueError(f"device: wanted cpu or cuda, got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: wanted a CUDA device that torch can use, got none")
-
-
-def _spread(count: int, wanted: int) -> set[int]:
-    """Return steps spread over the replay; the first step has no hint and is left out if possible."""
-    return set(np.linspace(min(1, count - 1), count - 1, min(count, wanted)).round().astype(int).tolist())
 
 
 def _mean(values: Any) -> float | None:

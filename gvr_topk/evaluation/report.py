@@ -140,21 +140,6 @@ def _where(result: ReplayResult) -> str:
     return cpu if result.device == "cpu" else f"its kernels on {result.device}"
 
 
-def build_timing_table(result: ReplayResult) -> Table | None:
-    """Build the table of microseconds of each path at each timed step; None if nothing was timed."""
-    if not result.timings:
-        return None
-    table = Table(
-        title=f"us per launch on {result.device}: CUDA graph, warm L2, median", title_justify="left"
-    )
-    for name in ("step", "n", "path", "us"):
-        table.add_column(name, justify="left" if name == "path" else "right")
-    for timing in result.timings:
-        time = timing.note if timing.microseconds is None else f"{timing.microseconds:.2f}"
-        table.add_row(str(timing.step), f"{timing.length:,}", timing.path, time)
-    return table
-
-
 def save_json(result: ReplayResult, folder: Path) -> Path:
     """Write ``<source>.json`` into `folder`; layout as `ReplayResult.to_dict`."""
     path = folder / f"{result.source}.json"
