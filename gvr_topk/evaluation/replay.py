@@ -139,8 +139,8 @@ class ReplayResult:
         return [row for row in rows if row.hint_valid and row.done != "short"]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data for JSON; non-finite numbers become strings."""
-        data = {
+        """Everything as plain data for JSON."""
+        return {
             "format": FORMAT,
             "source": self.source,
             "device": self.device,
@@ -162,7 +162,6 @@ class ReplayResult:
             ],
             "records": [asdict(record) for record in self.records],
         }
-        return _plain(data)
 
 
 def summarize_path(rows: list[StepStats], k: int) -> dict[str, Any]:
@@ -464,14 +463,3 @@ def _check(source: ScoreSource, k: int, steps: int, device: str) -> None:
 
 def _mean(values: Any) -> float | None:
     return float(np.mean(values)) if len(values) else None
-
-
-def _plain(value: Any) -> Any:
-    """Return the same data in types that strict JSON knows."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return str(value)
-    return value
