@@ -122,7 +122,10 @@ def test_inexact_result_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["replay", "--trace", "nowhere.npz"], "nowhere.npz: wanted an .npz trace file, got no such file"),
+        (
+            ["replay", "--trace", "nowhere.npz"],
+            "nowhere.npz: wanted an .npz file with the arrays K, Q, W, got FileNotFoundError",
+        ),
         (["replay", "--config", "nowhere.yaml"], "nowhere.yaml: wanted a YAML file, got no such file"),
         (["config", "check", "nowhere.yaml"], "nowhere.yaml: wanted a YAML file, got no such file"),
         (["replay", "--steps", "0"], "steps: wanted 1 to 256"),
