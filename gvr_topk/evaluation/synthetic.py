@@ -76,8 +76,8 @@ class LayerGenerator:
     Every key has a normal score ``z = sqrt(w) u + sqrt(1 - w) v``: `u` stays with the key, and `v` changes
     from step to step as a first-order autoregression. ``w`` is 0.7, and 0 in layers 0 and 1. Along the
     positions both are first-order autoregressions, too. The row is the family's quantile function at
-    ``Phi(z)``, and each row draws its family. One key is appended at each step. Families are monotone, so they shape the search for a threshold
-    and leave the hit ratio to `correlation` alone.
+    ``Phi(z)``, and each row draws its family. One key is appended at each step. Families are monotone, so
+    they shape the search for a threshold and leave the hit ratio to the layer's correlation alone.
 
     Parameters
     ----------
