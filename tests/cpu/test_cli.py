@@ -387,7 +387,7 @@ def test_config_check_fails_with_1_and_lists_all_problems(tmp_path: Path) -> Non
     unknown, typed = result.stderr.splitlines()
     assert unknown.startswith(f"gvr-topk: {path}:2: gvr_topk.hint_ofset: wanted a key of gvr_topk")
     assert unknown.endswith("(did you mean hint_offset?)")
-    assert typed == f"gvr-topk: {path}:3: gvr_topk.stats: wanted true or false, got 3"
+    assert typed == f"gvr-topk: {path}:3: gvr_topk.stats: wanted a valid boolean, got 3"
 
 
 def test_config_check_json_whatever_the_file_holds(tmp_path: Path) -> None:
