@@ -369,7 +369,7 @@ def _key_problems(source: str, data: Mapping[Any, Any], lines: Mapping[str, int]
         (name, _SECTIONS[name], data[name]) for name in _SECTIONS if isinstance(data.get(name), Mapping)
     ]
     for section, model, content in levels:
-        for key in content.keys() - set(model.model_fields):
+        for key in (key for key in content if key not in model.model_fields):
             if problem := _unknown_key(section, str(key), sorted(model.model_fields)):
                 dotted = f"{section}.{key}" if section else str(key)
                 wanted, hint = problem

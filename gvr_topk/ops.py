@@ -354,9 +354,9 @@ def indexer_topk_decode(
     The op allocates nothing when `out` is given, needs no workspace (everything is on chip), reads nothing
     on the host and never synchronizes. Two calls that share slots of a state belong on one stream.
 
-    If another stream writes `logits`, `seq_lens`, `row_slot` or `state` while a launch reads them, the result
-    of that launch is unspecified. Even then the launch ends, and for each row it writes only the row's own
-    `k` places of `out` and `slots`, its slot of `state`, its count and its row of `stats`.
+    If another stream writes an argument while a launch reads it, the result of that launch is unspecified.
+    Even then the launch ends, and for each row it writes only the row's own places of each output, and its
+    slot of `state`.
 
     No tensor that the call writes may share memory with another of its tensors. ``torch.func.vmap`` is not
     supported: give one call the rows of the whole batch.
@@ -519,14 +519,12 @@ def indexer_topk_prefill(
     page_table : Tensor, ``[rows, pages]``, or ``[requests, pages]`` with `row_request`, int32, optional
         Page table of a paged cache, as for `indexer_topk_decode`: each position in the window, without
         offset, is translated to a cache slot.
-    page_size, slots : int and Tensor, optional
+    page_size, slots, pdl
         As for `indexer_topk_decode`.
     path : {"auto", "radix_rounds"} or gvr_topk.constants.Path
         ``"auto"`` predicts the k-th value of a row from the row before. ``"radix_rounds"`` predicts nothing:
         it starts with the radix rounds over the keys, which ``"auto"`` runs only after a prediction has
         missed. On a CPU there is one implementation for both paths.
-    pdl : bool
-        As for `indexer_topk_decode`.
     stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
         Output: for each row one number per `gvr_topk.constants.StatsColumn`. The reason is ``USED`` where a
         row was predicted from the row before, ``FIRST_STEP`` where it was not, ``SHORT_ROW`` where the window
@@ -549,16 +547,8 @@ def indexer_topk_prefill(
 
     Notes
     -----
-    The op keeps no state but a carry: a row is predicted from the row before within one call, never across
-    calls. It allocates nothing when `out` or a carry is given, needs no workspace, reads nothing on the host
-    and never synchronizes.
-
-    If another stream writes an argument while a launch reads it, the result of that launch is unspecified.
-    Even then the launch ends, and for each row it writes only the row's own `k` places of `out` and `slots`,
-    its count, its row of `stats` and its row of the carry.
-
-    No tensor that the call writes may share memory with another of its tensors. ``torch.func.vmap`` is not
-    supported: give one call the rows of the whole batch.
+    As for `indexer_topk_decode`. The op keeps no state but a carry: a row is predicted from the row before
+    within one call, never across calls.
 
     Examples
     --------
@@ -640,12 +630,8 @@ def indexer_topk_blocks(
 
     Parameters
     ----------
-    logits : Tensor, ``[rows, width]``, float32, bfloat16 or float16
-        Indexer scores. Inner stride 1; any row stride and alignment. 16-byte aligned rows are faster.
-        At most 2**21 columns and 2**26 rows. Rows may overlap.
-    seq_lens : Tensor, ``[rows / next_n]`` or ``[rows]``, int32, same device
-        As for `indexer_topk_decode`: the key count of each request, or the visible length ``n_r`` of each
-        row.
+    logits, seq_lens, next_n, compress_ratio, pdl
+        As for `indexer_topk_decode`.
     k : int
         Positions per row, 0 to ``block_k - 1``. It may exceed a row's length: places without an item get
         ``-1``. With 0 blocks alone are chosen, which takes less time.
@@ -653,8 +639,6 @@ def indexer_topk_blocks(
         Blocks per row, 2 to 2,048. It must exceed `k`, so that the `k` largest scores lie in chosen blocks.
     block_size : {8}
         Positions per block.
-    next_n, compress_ratio : int, default 1
-        As for `indexer_topk_decode`.
     row_starts : Tensor, ``[rows]``, int32, same device, optional
         Column from which each row's length, positions and blocks count, for rows of prefill that lie behind
         one another in the columns; 0 without it. Negative numbers count as 0, and those above `width` as
@@ -666,8 +650,6 @@ def indexer_topk_blocks(
     drop_masked : bool, default False
         Select no position whose score is ``-inf``, as for `indexer_topk_decode`, and choose no block that
         holds only such scores, but for the newest. The places that are left at the end get ``-1``.
-    pdl : bool
-        As for `indexer_topk_decode`.
 
     Returns
     -------
@@ -687,18 +669,10 @@ def indexer_topk_blocks(
 
     Notes
     -----
-    The op reads nothing on the host and never synchronizes. With `out` and `blocks` given it allocates
-    nothing, up to 262,144 columns (102,400 on compute capability 12). On a GPU, wider rows take three
-    launches and a workspace of 4 bytes for each block of each row, about ``rows * width / 2`` bytes. It comes
-    from torch's allocator and goes back there at the end of the call, so ``torch.cuda.graph`` captures it as
-    it does other allocations.
-
-    If another stream writes an argument while a launch reads it, the result of that launch is unspecified.
-    Even then the launch ends, and for each row it writes only the row's own `k` places of `out` and `block_k`
-    places of `blocks`.
-
-    No tensor that the call writes may share memory with another of its tensors. ``torch.func.vmap`` is not
-    supported: give one call the rows of the whole batch.
+    As for `indexer_topk_decode`, up to 262,144 columns (102,400 on compute capability 12). On a GPU, wider
+    rows take three launches and a workspace of 4 bytes for each block of each row, about ``rows * width / 2``
+    bytes. It comes from torch's allocator and goes back there at the end of the call, so ``torch.cuda.graph``
+    captures it as it does other allocations.
 
     References
     ----------
@@ -753,12 +727,8 @@ def indexer_topk_in_blocks(
 
     Parameters
     ----------
-    logits : Tensor, ``[rows, width]``, float32, bfloat16 or float16
-        Indexer scores. Inner stride 1; any row stride and alignment. 16-byte aligned rows are faster.
-        At most 2**21 columns and 2**26 rows. Rows may overlap.
-    seq_lens : Tensor, ``[rows / next_n]`` or ``[rows]``, int32, same device
-        As for `indexer_topk_decode`: the key count of each request, or the visible length ``n_r`` of each
-        row.
+    logits, seq_lens, next_n, compress_ratio, drop_masked, pdl
+        As for `indexer_topk_decode`.
     blocks : Tensor, ``[rows, n_blocks]``, int32, same device
         Blocks of each row, ascending, as `indexer_topk_blocks` gives them; at most 2,048. Inner stride 1, any
         row stride. Numbers of blocks that the row does not have, such as ``-1``, are ignored wherever they
@@ -768,18 +738,10 @@ def indexer_topk_in_blocks(
         repeated.
     k : int
         Items per row, 1 to 2**21. It may exceed what the blocks hold: places without an item get ``-1``.
-    block_size : {8}
-        Positions per block.
-    next_n, compress_ratio : int, default 1
-        As for `indexer_topk_decode`.
-    row_starts : Tensor, ``[rows]``, int32, same device, optional
+    block_size, row_starts
         As for `indexer_topk_blocks`.
     out : Tensor, ``[rows, >= k]``, int32, optional
         Where to write; allocated when absent. Pass it inside CUDA graphs. Rows must not overlap.
-    drop_masked : bool, default False
-        As for `indexer_topk_decode`.
-    pdl : bool
-        As for `indexer_topk_decode`.
 
     Returns
     -------
@@ -795,12 +757,7 @@ def indexer_topk_in_blocks(
 
     Notes
     -----
-    The op allocates nothing when `out` is given, needs no workspace, reads nothing on the host and never
-    synchronizes. If another stream writes an argument while a launch reads it, the result of that launch is
-    unspecified. Even then the launch ends, and for each row it writes only the row's own `k` places of `out`.
-
-    No tensor that the call writes may share memory with another of its tensors. ``torch.func.vmap`` is not
-    supported: give one call the rows of the whole batch.
+    As for `indexer_topk_decode`.
 
     Examples
     --------

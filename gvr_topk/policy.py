@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -59,28 +58,12 @@ def asks_for_hint(path: Path) -> bool:
     return path in (Path.AUTO, Path.PAPER_GVR)
 
 
-class _Row(NamedTuple):
-    """Inputs of the gate, in the order of its C function's arguments."""
-
-    enabled: bool
-    has_state: bool
-    aligned: bool
-    slot: int
-    slots: int
-    length: int
-    k: int
-    min_length: int
-    max_length: int
-    known: bool
-
-
 @dataclass(frozen=True)
 class GateDecision:
     """Outcome of `can_use_heuristic`."""
 
     code: HintReason
     """The reason, as kernels write it to the statistics."""
-    row: _Row
 
     @property
     def allowed(self) -> bool:
@@ -91,23 +74,6 @@ class GateDecision:
     def reason(self) -> str:
         """Lower-case name of `code`, fit for a counter's label."""
         return self.code.name.lower()
-
-    @property
-    def detail(self) -> str:
-        """One sentence with the value that decided and the limit that it was compared with."""
-        row = self.row
-        details = {
-            HintReason.USED: f"length {row.length} is in range and the last step has left a state",
-            HintReason.DISABLED: "the configuration or the path asks for no hint",
-            HintReason.NO_STATE: "the call has no state",
-            HintReason.LAYOUT: "rows do not start at 16-byte boundaries",
-            HintReason.NO_SLOT: f"slot is {row.slot}, wanted 0 to {row.slots - 1}",
-            HintReason.SHORT_ROW: f"length is {row.length}, and all of k = {row.k} items are selected",
-            HintReason.TOO_SHORT: f"length is {row.length}, wanted at least {row.min_length}",
-            HintReason.TOO_LONG: f"length is {row.length}, wanted at most {row.max_length}",
-            HintReason.FIRST_STEP: "no step has left anything in the slot",
-        }
-        return details[self.code]
 
 
 @dataclass(frozen=True)
@@ -184,7 +150,7 @@ def can_use_heuristic(
     >>> can_use_heuristic(length=70690, k=2048, slot=-1).reason
     'no_slot'
     """
-    row = _Row(
+    code = policy_library().gvr_topk_can_use_heuristic(
         _CHECKS.flag("enabled", enabled),
         _CHECKS.flag("has_state", has_state),
         _CHECKS.flag("aligned", aligned),
@@ -196,7 +162,7 @@ def can_use_heuristic(
         _number("max_length", max_length),
         _CHECKS.flag("known", known),
     )
-    return GateDecision(HintReason(policy_library().gvr_topk_can_use_heuristic(*row)), row)
+    return GateDecision(HintReason(code))
 
 
 def _number(name: str, value: int) -> int:
