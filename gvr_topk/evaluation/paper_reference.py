@@ -113,6 +113,9 @@ def topk_row(
 ) -> RowResult:
     """Exact top-k of one row by guess, verify, collect and refine.
 
+    Which items and in what order: see `gvr_topk.contract`. Neither depends on the hint, the guess or the
+    capacity.
+
     Parameters
     ----------
     row : ndarray, shape [n], float32
@@ -120,27 +123,17 @@ def topk_row(
     k : int
         Items wanted, at least 1.
     hint : ndarray, shape [any], integer, optional
-        Positions guessed to be in the result, usually the step before's. Any content is safe;
-        negative entries are padding.
+        Positions guessed to be in the result, usually the step before's. Any content is safe; negative
+        entries are padding.
     hint_offset : int
         Added to every non-negative hinted position: position-relative scores move with the query.
     guess : {"mean", "quantile"}
-        First threshold: the mean of the gathered values, as the paper has it, or the quantile that
-        `alpha` names.
+        First threshold: the mean of the gathered values, as the paper has it, or the quantile that `alpha`
+        names.
     alpha : float, optional
-        ``RowStats.alpha`` of the step before. None, or a number outside of 0 to 1, means unknown: then the
-        mean is taken.
+        ``RowStats.alpha`` of the step before. None, or a number outside of 0 to 1: the mean is taken.
     capacity : int
         Most candidates that refinement can hold, at least `k`.
-
-    Returns
-    -------
-    RowResult
-
-    Notes
-    -----
-    Which items and in what order: see `gvr_topk.contract`. Neither depends on the hint, the guess
-    or the capacity.
 
     Examples
     --------
@@ -334,17 +327,9 @@ def _bisect_keys(keys: Ints, k: int, capacity: int, low: tuple[int, int], top: i
     """Search the key for a threshold with ``k <= count <= capacity``, in at most 32 counts.
 
     `low` is a key with its count, `top` a key, and ``count(low) >= k > count(top)``. Each count also yields
-    the two keys next to the middle, and the bracket shrinks to them: empty stretches of the key,
-    such as the one between a plateau of zeros and the smallest positive value, cost one count.
-
-    Returns
-    -------
-    key : int
-        The threshold.
-    is_tie_key : bool
-        True when `key` is the k-th value and still more than `capacity` elements reach it.
-    passes : int
-        Counts that it took.
+    the two keys next to the middle, and the bracket shrinks to them: empty stretches of the key, such as the
+    one between a plateau of zeros and the smallest positive value, cost one count. Returns the threshold;
+    whether it is the k-th value and still more than `capacity` elements reach it; and the number of counts.
     """
     bottom, bottom_count = low
     passes = 0

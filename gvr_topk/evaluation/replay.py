@@ -228,33 +228,12 @@ def replay(
     paper: bool = False,
     on_step: Callable[[int], None] | None = None,
 ) -> ReplayResult:
-    """Replay consecutive decode steps of one layer and one request.
+    """Replay consecutive decode steps of one layer and one request, the first `steps` of them (default: all).
 
-    Parameters
-    ----------
-    source : ScoreSource
-        Trace or generator.
-    config : ServeConfig
-        Decides as in serving: whether the hint is used, k, offset, forced path.
-    k, hint_offset : int, optional
-        Override the configuration.
-    steps : int, optional
-        Steps to run, from the first; default all.
-    device : str
-        ``cpu`` or ``cuda``.
-    paper : bool
-        Run the paper's four phases as well, in every variant.
-    on_step : callable, optional
-        Called with the number of finished steps.
-
-    Returns
-    -------
-    ReplayResult
-
-    Raises
-    ------
-    ValueError
-        An argument out of range; the message names it.
+    `config` decides as in serving whether the hint is used, k, offset and forced path; `k` and `hint_offset`
+    overrule it. `device` is ``cpu`` or ``cuda``. `paper` runs the paper's four phases as well, in every
+    variant. `on_step` is called with the number of finished steps. An argument out of range is a
+    `ValueError`.
     """
     k = config.index_topk if k is None else k
     count = source.steps if steps is None else steps
