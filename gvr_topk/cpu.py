@@ -51,8 +51,7 @@ def to_slots(positions: Tensor, page_table: Tensor, page_size: int, next_n: int)
 
 
 def to_slots_of_requests(positions: Tensor, page_table: Tensor, page_size: int, request: Tensor) -> Tensor:
-    """Return the physical slots of positions, ``[rows, k]``, in a paged cache, as the op's documentation has
-    it.
+    """Return the physical slots of positions, ``[rows, k]``, in a paged cache, as the op documents them.
 
     `request` is the row of the page table for each row, int64; any number where all positions are ``-1``.
     """

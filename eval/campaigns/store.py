@@ -53,7 +53,7 @@ class RunStore:
     """Files of finished runs in a folder, which is made when the store is entered.
 
     One process at a time may be within it, which a file lock keeps. A child that inherits the descriptor
-    `lock` holds it, too.
+    `lock` holds it, too, such as an engine that outlives a process that was killed.
     """
 
     def __init__(self, folder: Path) -> None:
