@@ -184,20 +184,8 @@ def _argument_error(checks: Checks, arguments: NamedTuple, message: str) -> Valu
 def launch(arguments: Any) -> None:
     """Run one call of the op whose arguments these are, those for measurements included.
 
-    Parameters
-    ----------
-    arguments : DecodeArguments, PrefillArguments, or those of another registered op
-
-    Raises
-    ------
-    TypeError
-        `arguments` is of no op.
-    ValueError
-        An argument is wrong; the message names it.
-    LibraryError
-        The tensors are on a GPU, and the CUDA library is not available.
-    RuntimeError
-        The launch failed for a reason other than a wrong argument.
+    Arguments of no op are a `TypeError`; a failed launch is a `RuntimeError`; the rest as in
+    `indexer_topk_decode`.
     """
     if type(arguments) not in _CALLS:
         kinds = either([op.arguments.__name__ for op in OPS])

@@ -166,20 +166,10 @@ class LayerHook:
         return self._slices.wrap_scores(original)
 
     def select(self, stage: Any, call: Call, original: Callable[..., Any]) -> bool:
-        """Run one selection with our op.
+        """Run one selection with our op; `original` is vLLM's ``SparseIndexerTopk.forward``, to compare.
 
-        Parameters
-        ----------
-        stage : SparseIndexerTopk
-        call : Call
-        original : callable
-            ``SparseIndexerTopk.forward`` of vLLM, to compare with.
-
-        Returns
-        -------
-        bool
-            False when vLLM has to do it; the reason is counted. vLLM then writes every place that we may have
-            written.
+        Returns False when vLLM has to do it; the reason is counted. vLLM then writes every place that we may
+        have written.
         """
         layer, self._local.layer = getattr(self._local, "layer", None), None
         reason = self._reason_against(stage, call)

@@ -130,19 +130,10 @@ class PrefillHook:
         self._backend = backend_of(builder)
 
     def select(self, call: PrefillCall, original: Any) -> bool:
-        """Run one call with our op.
+        """Run one call with our op; `original`, vLLM's op, is to compare with.
 
-        Parameters
-        ----------
-        call : PrefillCall
-        original : torch.ops.OpOverloadPacket
-            vLLM's op, to compare with.
-
-        Returns
-        -------
-        bool
-            False when vLLM has to do it; the reason is counted. vLLM then writes every place that we may have
-            written.
+        Returns False when vLLM has to do it; the reason is counted. vLLM then writes every place that we may
+        have written.
         """
         reason = self._switch.reason_against(self._backend)
         if not reason and not _served(call):
