@@ -61,15 +61,7 @@ class Call(NamedTuple):
 
 
 class LayerHook:
-    """Connects the wrapped functions of one vLLM process.
-
-    Parameters
-    ----------
-    metrics : CallMetrics
-    mode : Mode
-        ``ON`` or ``FORCE``.
-    say : Say
-    """
+    """Connects the wrapped functions of one vLLM process."""
 
     def __init__(self, metrics: CallMetrics, mode: Mode, say: Say) -> None:
         self._metrics = metrics

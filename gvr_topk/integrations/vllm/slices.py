@@ -102,11 +102,7 @@ class DeferredScores:
 class SlicesHook:
     """Makes chunks that fill the GPU, and defers scores that exceed the budget, in one vLLM process.
 
-    Parameters
-    ----------
-    layer : callable
-        Returns the name of the layer that runs; None where it is not known.
-    say : Say
+    `layer` returns the name of the layer that runs; None where it is not known.
     """
 
     def __init__(self, layer: Callable[[], str | None], say: Say) -> None:
