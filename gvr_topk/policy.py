@@ -41,10 +41,7 @@ ALL_PATHS = paths_by_name(Path)
 def parse_path(name: str | Path, paths: Mapping[str, Path] = ALL_PATHS) -> Path:
     """Return the path with this name, one of those of the op that is asked for; a `Path` stays as it is.
 
-    Raises
-    ------
-    ValueError
-        There is no such path.
+    Another name is a `ValueError`.
     """
     try:
         return paths[name.name.lower() if isinstance(name, Path) else name]
