@@ -274,42 +274,35 @@ def indexer_topk_decode(
         after the items hold ``-1``.
     page_table : Tensor, ``[rows / next_n, pages]``, int32, optional
         Page table of a paged cache. The op translates each selected position to a cache slot:
-        ``page_table[position // page_size] * page_size + position % page_size``, computed in 64 bits. The
-        slot is ``-1`` for a page that the table does not hold (a table of zero columns holds none) or holds
-        as a negative number, and for a slot that int32 cannot hold. The state keeps positions, not slots.
+        ``page_table[position // page_size] * page_size + position % page_size``, computed in 64 bits; ``-1``
+        for a page that the table does not hold or holds as a negative number, and for a slot beyond int32.
+        The state keeps positions.
     page_size : int
         Positions per page, 1 to 2**31 - 1; needed with `page_table`, and refused without one.
     slots : Tensor, ``[rows, >= k]``, int32, optional
         Where cache slots are written, so that `out` keeps positions. Without it the cache slots take the
         place of positions in `out`. Rows must not overlap.
     clamp_pages : bool, default False
-        Limit ``n_r`` to the ``pages * page_size`` positions that `page_table` covers, computed in 64 bits:
-        the call then selects as if `logits` had no columns behind them. Needs `page_table`. If false, rows
-        may select positions behind the table, which have no slot. A page that the table holds as a negative
-        number counts as covered.
+        Limit ``n_r`` to the ``pages * page_size`` positions that `page_table`, which it needs, covers: the
+        call then selects as if `logits` had no columns behind them. A page that the table holds as a negative
+        number counts as covered. If false, rows may select positions behind the table, which have no slot.
     drop_masked : bool, default False
-        Do not select masked columns, that is, columns whose score is ``-inf``. The items of a row are then
-        the unmasked ones among its `k` largest, in ascending order and followed by ``-1``, in `out`, in
-        `slots` and in the positions that the state keeps. Statistics and predictions stay those of the `k`
-        largest. If false, masked columns fill up a row in which fewer than `k` unmasked columns are visible.
-        If true, rows no longer than `k` are read, too; otherwise they are written without being read.
+        Select no column whose score is ``-inf``: the items of a row are then the others among its `k`
+        largest, in `out`, in `slots` and in the positions that the state keeps. Statistics and predictions
+        stay those of the `k` largest. Rows no longer than `k` are then read, too.
     path : {"auto", "paper_gvr", "no_hint", "radix_rounds"} or gvr_topk.constants.Path
         ``"auto"`` predicts from `state` where the gate allows it (`gvr_topk.policy.can_use_heuristic`).
-        ``"no_hint"`` does not read the state and estimates from a sample of the row. ``"radix_rounds"``
-        estimates nothing: it starts with the radix rounds over the keys, which the other paths run only after
-        an estimate has missed. ``"paper_gvr"`` is the paper's four-phase kernel. On a CPU there is one
-        implementation for all paths.
+        ``"no_hint"`` estimates from a sample of the row, ``"radix_rounds"`` not at all, and ``"paper_gvr"``
+        is the paper's four-phase kernel. On a CPU there is one implementation for all paths.
     compress_ratio : int, default 1
         Keys per score, for indexers that score groups of keys. Lengths count keys as above, and ``n_r`` is
         the length of the row divided by `compress_ratio`, rounded down.
     max_ctas : {0, 1, 2, 4, 8, 16}
         Cap the cluster size, the number of CTAs that share a row; 0 sets no cap. A cap helps on GPUs shared
-        with long-running communication or prefill kernels, because a cluster starts only when one GPC has
-        room for all of it. 16 CTAs need a whole free GPC and wait until the kernel that holds SMs ends; on an
-        H200 8 CTAs still start beside 64 held SMs, and 4 beside 96. One CTA holds 2**20 columns (2**18 on
-        compute capability 12); a row too wide for the cap takes the smallest size that holds it. With or
-        without a cap, a context that has no room for the planned cluster (a green context, a MIG slice) gets
-        the largest cluster that it has room for.
+        with long-running kernels, because a cluster starts only when one GPC has room for all of it: on an
+        H200 16 CTAs wait for a free GPC, 8 still start beside 64 held SMs, and 4 beside 96. A row too wide
+        for the cap takes the smallest size that holds it. With or without a cap, a context that has no room
+        for the planned cluster (a green context, a MIG slice) gets the largest that it has room for.
     pdl : bool
         Launch with programmatic stream serialization: the kernel may start while the previous kernel still
         runs, and waits for the end of that kernel before the first read. It then lets the next kernel start;
@@ -348,10 +341,6 @@ def indexer_topk_decode(
 
     No tensor that the call writes may share memory with another of its tensors. ``torch.func.vmap`` is not
     supported: give one call the rows of the whole batch.
-
-    References
-    ----------
-    Guess-Verify-Refine, section 4 (algorithm) and section 5.5 (integration).
 
     Examples
     --------
@@ -510,9 +499,8 @@ def indexer_topk_prefill(
     page_size, slots, pdl
         As for `indexer_topk_decode`.
     path : {"auto", "radix_rounds"} or gvr_topk.constants.Path
-        ``"auto"`` predicts the k-th value of a row from the row before. ``"radix_rounds"`` predicts nothing:
-        it starts with the radix rounds over the keys, which ``"auto"`` runs only after a prediction has
-        missed. On a CPU there is one implementation for both paths.
+        ``"auto"`` predicts the k-th value of a row from the row before, ``"radix_rounds"`` does not. On a CPU
+        there is one implementation for both.
     stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
         Output: for each row one number per `gvr_topk.constants.StatsColumn`. The reason is ``USED`` where a
         row was predicted from the row before, ``FIRST_STEP`` where it was not, ``SHORT_ROW`` where the window
@@ -611,10 +599,10 @@ def indexer_topk_blocks(
 ) -> tuple[Tensor, Tensor]:
     """Select the `k` largest scores and the `block_k` best blocks of each row exactly, in one read of it.
 
-    This op serves indexers of two levels, as DeepSeek-V4.1 has one: one layer scores all positions, selects
-    its own positions, and publishes blocks of neighbouring positions. Other layers then select within these
-    blocks by `indexer_topk_in_blocks`. Block ``b`` holds the `block_size` positions from ``b * block_size``
-    on, and its key is its largest visible score.
+    This op serves indexers of two levels, as DeepSeek-V4.1 has one (sgl-project/sglang#39671 and #40574): one
+    layer scores all positions, selects its own positions, and publishes blocks of neighbouring positions.
+    Other layers then select within these blocks by `indexer_topk_in_blocks`. Block ``b`` holds the
+    `block_size` positions from ``b * block_size`` on, and its key is its largest visible score.
 
     Parameters
     ----------
@@ -661,10 +649,6 @@ def indexer_topk_blocks(
     rows take three launches and a workspace of 4 bytes for each block of each row, about ``rows * width / 2``
     bytes. It comes from torch's allocator and goes back there at the end of the call, so ``torch.cuda.graph``
     captures it as it does other allocations.
-
-    References
-    ----------
-    DeepSeek-V4.1's indexer of two levels, as sgl-project/sglang#39671 and #40574 describe it.
 
     Examples
     --------
