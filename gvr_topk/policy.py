@@ -113,22 +113,15 @@ def can_use_heuristic(
 
     Parameters
     ----------
-    length : int
-        The row's own length, in elements, not the width of the buffer that it lies in.
-    k : int
-        Items per row.
-    enabled : bool
-        Whether the configuration and the path ask for the hint.
-    has_state : bool
-        Whether the call has a state.
-    aligned : bool
-        Whether rows start at 16-byte boundaries.
+    length, k : int
+        The row's own length, in elements, and items per row.
+    enabled, has_state, aligned, known : bool
+        Whether the configuration and the path ask for the hint, the call has a state, rows start at 16-byte
+        boundaries, and a step has left something in the slot.
     slot, slots : int
         Slot of the row, and number of slots.
     min_length, max_length : int
         Limits of the configuration.
-    known : bool
-        Whether a step has left something in the slot.
 
     Returns
     -------
@@ -249,21 +242,14 @@ def plan(
 
     Parameters
     ----------
-    rows, width, k : int
-        Shape of the call: score rows, columns of the buffer, items per row.
-    dtype : torch.dtype
-        Score dtype.
-    path : str
-        ``"auto"``, ``"paper_gvr"``, ``"no_hint"`` or ``"radix_rounds"``.
+    rows, width, k, dtype, path, max_ctas
+        As the decode op has them; `width` is that of the buffer.
     sm_count : int
         Multiprocessors that the stream may use: 132 on a whole H200, fewer in a green context.
     arch : int
         Compute capability times ten, of a GPU that there are kernels for.
     ctas_per_row : int
         Force the cluster size (1, 2, 4, 8 or 16); 0 lets the plan decide.
-    max_ctas : int
-        Cap the cluster size (1, 2, 4, 8 or 16); 0 sets no cap. A width that needs more than the cap takes
-        the smallest size that holds it.
 
     Returns
     -------
