@@ -96,16 +96,6 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
-class ScoreSnapshot:
-    """Scores of one step as a histogram, and the k-th score."""
-
-    step: int
-    edges: npt.NDArray[np.float64]
-    counts: npt.NDArray[np.int64]
-    kth_value: float
-
-
-@dataclass(frozen=True)
 class ReplayResult:
     """Outcome of a replay."""
 
@@ -116,7 +106,6 @@ class ReplayResult:
     heuristic_enabled: bool
     variants: tuple[Variant, ...]
     records: tuple[StepRecord, ...]
-    snapshot: ScoreSnapshot
     seconds: float
 
     @property
@@ -245,7 +234,7 @@ def replay(
     started = time.perf_counter()
     with _one_thread():
         path = _ServingPath(source, config, options, k, count, device)
-        records, snapshot = _run(source, path, variants, k, count, on_step)
+        records = _run(source, path, variants, k, count, on_step)
     return ReplayResult(
         source=source.name,
         device=path.device_name,
@@ -254,7 +243,6 @@ def replay(
         heuristic_enabled=config.heuristic_enabled,
         variants=variants,
         records=tuple(records),
-        snapshot=snapshot,
         seconds=time.perf_counter() - started,
     )
 
@@ -266,10 +254,9 @@ def _run(
     k: int,
     count: int,
     on_step: Callable[[int], None] | None,
-) -> tuple[list[StepRecord], ScoreSnapshot]:
+) -> list[StepRecord]:
     records: list[StepRecord] = []
     alphas: list[float | None] = [None] * len(variants)
-    snapshot: ScoreSnapshot | None = None
     for step in range(count):
         scores = source.scores(step)
         hint = path.hint()
@@ -302,15 +289,9 @@ def _run(
                 variants=tuple(row.stats for row in rows),
             )
         )
-        if step == count // 2:
-            counts, edges = np.histogram(scores[np.isfinite(scores)], bins=160)
-            chosen = scores[expected[expected >= 0].numpy()]
-            kth_value = float(chosen.min()) if len(scores) >= k else float("nan")
-            snapshot = ScoreSnapshot(step, edges, counts, kth_value)
         if on_step is not None:
             on_step(step + 1)
-    assert snapshot is not None  # count >= 1
-    return records, snapshot
+    return records
 
 
 class _ServingPath:

@@ -148,11 +148,8 @@ def save_json(result: ReplayResult, folder: Path) -> Path:
 
 
 def save_plots(result: ReplayResult, folder: Path) -> list[Path]:
-    """Write plots as PNG into `folder`: hit ratio, scores, the kernels' candidates, the paper's passes."""
-    plots: list[tuple[str, Callable[[Axes, ReplayResult], None], int]] = [
-        ("hit_ratio", _plot_hit_ratio, 3),
-        ("scores", _plot_scores, 2),
-    ]
+    """Write plots as PNG into `folder`: hit ratio, the kernels' candidates, the paper's passes."""
+    plots: list[tuple[str, Callable[[Axes, ReplayResult], None], int]] = [("hit_ratio", _plot_hit_ratio, 3)]
     if result.device != "cpu":
         plots.append(("candidates", _plot_candidates, 2))
     if result.variants:
@@ -290,19 +287,3 @@ def _plot_candidates(axes: Axes, result: ReplayResult) -> None:
         ylabel="candidates",
     )
     axes.set_ylim(bottom=0)
-
-
-def _plot_scores(axes: Axes, result: ReplayResult) -> None:
-    snapshot = result.snapshot
-    axes.stairs(snapshot.counts, snapshot.edges, fill=True, color="#BBD5EA", edgecolor="#0072B2")
-    if snapshot.counts.any():  # a row without a finite score has no logarithm to scale to
-        axes.set_yscale("log")
-    if np.isfinite(snapshot.kth_value):
-        label = f"k-th score {snapshot.kth_value:.3g} (k = {result.k:,})"
-        axes.axvline(snapshot.kth_value, color="black", linewidth=1.6, label=label)
-    axes.set(
-        title=f"{result.source}: scores of step {snapshot.step} "
-        f"(n = {result.records[snapshot.step].length:,})",
-        xlabel="indexer score",
-        ylabel="positions per bin (log)",
-    )

@@ -89,7 +89,7 @@ def test_json_is_all_of_stdout() -> None:
 def test_out_folder_gets_json_and_plots(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     result = run(*SMALL, "--out", str(folder))
-    names = ["synthetic-L20.json", "synthetic-L20_hit_ratio.png", "synthetic-L20_scores.png"]
+    names = ["synthetic-L20.json", "synthetic-L20_hit_ratio.png"]
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     assert [line for line in result.stdout.splitlines() if line.startswith("wrote ")] == [
         f"wrote {folder / name}" for name in names
