@@ -29,7 +29,6 @@ VERBS = {
     ),
     "sharded": Verb("bench.bench_sharded", "time top-k of rows on two GPUs", "two, Hopper or later"),
     "topk": Verb("bench.bench_topk", "time topk at any k, and compare it with a sort", HOPPER),
-    "sweep": Verb("bench.tune", "time every cluster size, which the plan's constants come from", HOPPER),
     "fuzz": Verb("fuzz.fuzz", "compare random calls with the contract", OR_CPU),
     "stress": Verb("stress.stress", "compare every launch beside other work and under delays", OR_CPU),
     "accuracy": Verb(

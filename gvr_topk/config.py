@@ -2,7 +2,7 @@
 
 The section ``gvr_topk`` is ours, so it is strict: an unknown key is an error. All other keys belong to
 TensorRT-LLM, which refuses unknown ones itself when it starts. Of these, the keys that decide whether and how
-this package runs are checked here, with their misspellings and places; the others are carried along.
+this package runs are checked here; the others are carried along.
 
 Key names follow ``tensorrt_llm.llmapi.llm_args`` of the releases from 1.2 to 1.3.
 """
@@ -35,23 +35,16 @@ DEFAULT_INDEX_TOPK = 2048
 HINT_OFFSET_LIMIT = 1 << 20
 """Largest absolute `gvr_topk.hint_offset`; keeps a shifted position far from int32 overflow."""
 
-MISSPELLING = 0.9
-"""`difflib` ratio from which a key of TensorRT-LLM counts as a misspelling of one that is checked. High,
-because its other keys must pass."""
-
 SWITCH = "enable_heuristic_topk"
 """The key that decides whether this package runs. If a misspelling of it passed, a comparison with and
 without this package would compare nothing."""
 
-SWITCH_MISSPELLING = 0.8
-"""`difflib` ratio from which an unknown key of the sparse section counts as a misspelling of `SWITCH`."""
-
-INDEXER_ALGORITHMS = ("dsa", "deepseek_v4")
-"""Sparse-attention algorithms that have an indexer, and so a decode top-k. TensorRT-LLM knows other
-algorithms."""
+MISSPELLING = 0.8
+"""`difflib` ratio from which an unknown key of TensorRT-LLM counts as a misspelling of one of ours; high,
+because its other keys must pass."""
 
 SUGGESTION = 0.6
-"""`difflib` ratio from which a known key is offered in the message about an unknown one."""
+"""`difflib` ratio from which a key of ours is offered in the message about an unknown one."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +67,9 @@ class Problem:
 
 MOST_BYTES = 1 << 20
 """Of a file, far above what a serving configuration has."""
+
+MOST_SHOWN = 200
+"""Characters of a value that a message shows."""
 
 
 class ConfigError(ValueError):
@@ -118,21 +114,6 @@ class SparseAttentionConfig(_Theirs):
         default=DEFAULT_INDEX_TOPK, ge=1, le=MAX_WIDTH
     )
     enable_heuristic_topk: bool = False
-
-    @field_validator("algorithm")
-    @classmethod
-    def _algorithm_is_spelled_right(cls, value: str) -> str:
-        # Other algorithms are for TensorRT-LLM to judge: they differ from version to version.
-        if value not in INDEXER_ALGORITHMS and difflib.get_close_matches(value, INDEXER_ALGORITHMS):
-            raise ValueError(f"{' or '.join(INDEXER_ALGORITHMS)}|{value}")
-        return value
-
-    @model_validator(mode="after")
-    def _switch_has_an_indexer(self) -> SparseAttentionConfig:
-        if self.enable_heuristic_topk and self.algorithm not in INDEXER_ALGORITHMS:
-            wanted = " or ".join(INDEXER_ALGORITHMS)
-            raise ValueError(f"algorithm {wanted} with {SWITCH}: true|algorithm {self.algorithm}")
-        return self
 
 
 class GvrTopkConfig(_Strict):
@@ -304,12 +285,14 @@ def read_text(path: str | Path) -> str:
 def parse_text(text: str, source: str) -> ServeConfig:
     """Check the text of a YAML file, which error messages call `source`; raises as `load_config`."""
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
         lines: dict[str, int] = {}
         if problems := _index_keys(source, node, "", lines, set()):
             raise ConfigError(problems)
-        data = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, RecursionError) as error:
+        data = yaml.safe_load(text)
+    except ConfigError:
+        raise
+    except Exception as error:  # such as a ValueError for 2024-02-30, which looks like YAML
         raise ConfigError([_yaml_problem(source, error)]) from None
     return parse_config(data, source=source, lines=lines)
 
@@ -323,7 +306,8 @@ def parse_config(
     """
     lines = lines or {}
     if not isinstance(data, Mapping):
-        raise ConfigError([Problem(source, "", "a mapping of keys at the root", describe_value(data))])
+        got = "nothing" if data is None else f"a {type(data).__name__}"
+        raise ConfigError([Problem(source, "", "a mapping of keys at the root", got)])
     problems = _key_problems(source, data, lines)
     try:
         config = ServeConfig.model_validate(dict(data))
@@ -339,46 +323,11 @@ def parse_config(
     return config
 
 
-_SHOWN = 200
-"""Characters of a string that a message shows."""
-
-
-def describe_value(value: Any) -> str:
-    """Describe a YAML value for a message; strings, mappings and lists are named by their type."""
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, str):
-        return f"the string {value!r}" if len(value) <= _SHOWN else f"the string {value[:_SHOWN]!r}..."
-    if isinstance(value, Mapping):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list"
-    return f"a value of type {type(value).__name__}"
-
-
 def _yaml_problem(source: str, error: Exception) -> Problem:
     mark = getattr(error, "problem_mark", None)
-    text = getattr(error, "problem", None) or str(error).splitlines()[0]
+    text = getattr(error, "problem", None) or f"{type(error).__name__}: {error}".splitlines()[0]
     line = None if mark is None else mark.line + 1
-    return Problem(source, "", "valid YAML", f"an error: {text}", line)
-
-
-class _Loader(yaml.SafeLoader):
-    """A safe loader that reports the line of a value that it cannot read.
-
-    ``2024-02-30``, ``!!int abc`` and integers of over 4,300 digits look like YAML but fail in Python.
-    """
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep=deep)
-        except (ValueError, KeyError, IndexError, AttributeError, TypeError, OverflowError) as error:
-            reason = f"a value that cannot be read ({type(error).__name__}: {str(error)[:_SHOWN]})"
-            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark) from None
+    return Problem(source, "", "valid YAML", f"an error: {text[:MOST_SHOWN]}", line)
 
 
 def _index_keys(
@@ -420,73 +369,41 @@ def _key_problems(source: str, data: Mapping[Any, Any], lines: Mapping[str, int]
         (name, _SECTIONS[name], data[name]) for name in _SECTIONS if isinstance(data.get(name), Mapping)
     ]
     for section, model, content in levels:
-        known = set(model.model_fields)
-        strict = model.model_config.get("extra") == "forbid"
-        for key in content:
-            if key in known:
-                continue
-            dotted = f"{section}.{key}" if section else str(key)
-            if not isinstance(key, str):
-                problems.append(Problem(source, dotted, "a text key", describe_value(key), lines.get(dotted)))
-                continue
-            if problem := _unknown_key(section, key, known, strict):
+        for key in (key for key in content if key not in model.model_fields):
+            if problem := _unknown_key(section, str(key), sorted(model.model_fields)):
+                dotted = f"{section}.{key}" if section else str(key)
                 wanted, hint = problem
                 problems.append(Problem(source, dotted, wanted, "an unknown key", lines.get(dotted), hint))
     return problems
 
 
-def _unknown_key(section: str, key: str, known: set[str], strict: bool) -> tuple[str, str] | None:
-    """Return ``(wanted, hint)`` for the message about an unknown key; None if the key may pass."""
-    where = f"of {section}" if section else "at the top level"
+def _unknown_key(section: str, key: str, known: list[str]) -> tuple[str, str] | None:
+    """Return ``(wanted, hint)`` for the message about an unknown key; None if TensorRT-LLM may know it."""
+    where = f"a key of {section}" if section else "a key at the top level"
+    is_ours = section == "gvr_topk"
     for owner in ("sparse_attention_config", "gvr_topk"):
-        if not strict and section != owner and key in _SECTIONS[owner].model_fields:
-            return f"a key {where}", f"it belongs under {owner}"
-    folded = {_fold(name): name for name in known}
-    if _fold(key) in folded:
-        return f"a key {where}", f"did you mean {folded[_fold(key)]}?"
-    close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=SUGGESTION if strict else MISSPELLING)
-    if not close and section == "sparse_attention_config":
-        close = difflib.get_close_matches(key, [SWITCH], n=1, cutoff=SWITCH_MISSPELLING)
-    if close:
-        return f"a key {where}", f"did you mean {close[0]}?"
-    if strict:
-        return f"one of {', '.join(sorted(known))}", ""
-    return None
+        if not is_ours and section != owner and key in _SECTIONS[owner].model_fields:
+            return where, f"it belongs under {owner}"
+    ours = known if is_ours else [name for name in known if name in (SWITCH, *_SECTIONS)]
+    folded = {_fold(name): name for name in ours}
+    cutoff = SUGGESTION if is_ours else MISSPELLING
+    if close := difflib.get_close_matches(_fold(key), folded, n=1, cutoff=cutoff):
+        return where, f"did you mean {folded[close[0]]}?"
+    return (f"one of {', '.join(known)}", "") if is_ours else None
 
 
 def _fold(key: str) -> str:
     return key.lower().replace("-", "").replace("_", "")
 
 
-_WANTED = {
-    "bool_type": "true or false",
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "string_type": "a string",
-    "model_type": "a mapping of keys",
-    "model_attributes_type": "a mapping of keys",
-    "missing": "a value",
-}
-
-
 def _field_problem(source: str, detail: Any, lines: Mapping[str, int]) -> Problem:
-    """Turn one pydantic error into a problem with our wording."""
+    """Turn one pydantic error into a problem."""
     key = ".".join(str(part) for part in detail["loc"])
-    context = detail.get("ctx", {})
-    kind = detail["type"]
-    got = describe_value(detail["input"])
-    if kind == "missing":
-        got = "no such key"
-    if kind == "literal_error":
-        wanted = f"one of {context['expected']}" if " or " in context["expected"] else context["expected"]
-    elif kind == "greater_than_equal":
-        wanted = f"a number of at least {context['ge']}"
-    elif kind == "less_than_equal":
-        wanted = f"a number of at most {context['le']}"
-    elif kind == "value_error":
-        # The model validators above write "wanted|got".
-        wanted, _, got = str(context["error"]).partition("|")
-    else:
-        wanted = _WANTED.get(kind, detail["msg"])
-    line = lines.get(key) or lines.get(key.rpartition(".")[0])
-    return Problem(source, key, wanted, got, line)
+    value = detail["input"]
+    got = str(value).lower() if isinstance(value, bool) else repr(value)[:MOST_SHOWN]
+    wanted = detail["msg"].removeprefix("Input should be ")
+    if detail["type"] == "value_error":  # the validators of our models write "wanted|got"
+        wanted, _, got = str(detail["ctx"]["error"]).partition("|")
+    elif detail["type"] == "missing":
+        wanted, got = "a value", "no such key"
+    return Problem(source, key, wanted, got, lines.get(key) or lines.get(key.rpartition(".")[0]))

@@ -15,14 +15,7 @@ def combine(files: Sequence[Path]) -> str:
     """Return the text of one YAML file with the keys of several files, which its first line names.
 
     Sections are combined key by key. If two files set the same key, the later file counts; lists are replaced
-    as a whole.
-
-    Raises
-    ------
-    ValueError
-        No file is given.
-    gvr_topk.config.ConfigError
-        A file is missing or wrong, or the combination is wrong although each file alone is right.
+    as a whole. A `ConfigError` says which file is missing or wrong, or that the combination is.
     """
     if not files:
         raise ValueError("files: wanted at least one, got none")

@@ -41,58 +41,28 @@ KEY_MASKED = 0x007FFFFF
 
 
 def row_lengths(seq_lens: Tensor, rows: int, next_n: int) -> Tensor:
-    """Visible length of every row: ``seq_len - next_n + (row % next_n) + 1``.
+    """Visible length of every row: ``seq_len - next_n + (row % next_n) + 1``, int64; below 1 for empty rows.
 
-    Parameters
-    ----------
-    seq_lens : Tensor, ``[rows / next_n]``, int32 or int64
-        Key count of each request, the last draft position included.
-    rows : int
-        Number of score rows.
-    next_n : int
-        Rows per request (1 plus the number of draft tokens).
-
-    Returns
-    -------
-    Tensor, ``[rows]``, int64
-        Lengths on the device of `seq_lens`; zero or negative for empty rows.
+    `seq_lens` are the key counts of requests, ``[rows / next_n]``, the last draft position included.
     """
     row = torch.arange(rows, device=seq_lens.device)
     return seq_lens.to(torch.int64)[row // next_n] - next_n + row % next_n + 1
 
 
 def row_windows(row_starts: Tensor, row_ends: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Window of every row of a prefill: ``[max(start, 0), min(end, width))``, empty where that is inverted.
+    """Window of every row of a prefill, ``[max(start, 0), min(end, width))``: first column and length, int64.
 
-    Parameters
-    ----------
-    row_starts, row_ends : Tensor, ``[rows]``, integer
-        First column of each window, and one past its last.
-    width : int
-        Columns of the scores.
-
-    Returns
-    -------
-    tuple of Tensor, ``[rows]``, int64
-        First column and length of each window; the length of an empty window is zero.
+    An inverted window is empty, with a length of 0.
     """
     starts = row_starts.to(torch.int64).clamp(min=0)
     return starts, (row_ends.to(torch.int64).clamp(max=width) - starts).clamp(min=0)
 
 
 def order_key(values: Tensor) -> Tensor:
-    """Map floating-point values to integers that compare as the contract compares the values.
+    """Map fp32, bf16 or fp16 values to integers that compare as the contract compares the values.
 
-    Parameters
-    ----------
-    values : Tensor
-        fp32, bf16 or fp16, any shape.
-
-    Returns
-    -------
-    Tensor
-        int64 of the same shape, holding an unsigned 32-bit key: larger value, larger key; equal
-        values (both zeros, all NaNs) share one key.
+    They are unsigned keys of 32 bits in an int64: a larger value has a larger key, and equal values (both
+    zeros, all NaNs) share one.
     """
     # Integers alone: floating-point arithmetic would take denormals for zeros where the process flushes them
     # (`torch.set_flush_denormal`, or -ffast-math in some library). Widening is exact and moves bits only.
@@ -106,21 +76,9 @@ def order_key(values: Tensor) -> Tensor:
 def exact_topk(logits: Tensor, lengths: Tensor, k: int, starts: Tensor | None = None) -> Tensor:
     """Exact top-k under the contract, by sorting; this is the oracle and the CPU implementation.
 
-    Parameters
-    ----------
-    logits : Tensor, ``[rows, width]``
-        Scores. Elements outside of a row's visible part are not looked at.
-    lengths : Tensor, ``[rows]``, integer
-        Visible length of each row. The visible part ends at `width` at the latest.
-    k : int
-        Items per row.
-    starts : Tensor, ``[rows]``, integer, optional
-        First visible element of each row, from which indices count; 0 without it.
-
-    Returns
-    -------
-    Tensor, ``[rows, k]``, int32
-        Ascending indices, then ``-1``.
+    The visible part of a row begins at `starts`, from which indices count (default 0), has `lengths`
+    elements, and ends with the row at the latest; nothing else is looked at. Returns ascending indices and
+    then ``-1``, ``[rows, k]``, int32.
     """
     width = logits.shape[1]
     position = torch.arange(width, device=logits.device)
@@ -132,21 +90,9 @@ def exact_topk(logits: Tensor, lengths: Tensor, k: int, starts: Tensor | None = 
 
 
 def largest(keys: Tensor, visible: Tensor, k: int) -> Tensor:
-    """Select the `k` largest visible keys of every row, by sorting.
+    """Select the `k` largest visible keys of every row, by sorting: ascending indices, then ``-1``, int64.
 
-    Parameters
-    ----------
-    keys : Tensor, ``[rows, width]``, int64
-        Keys of 32 bits, as `order_key` returns them; at most 2**21 columns.
-    visible : Tensor, ``[rows, width]``, bool
-        The keys that count.
-    k : int
-        Items per row.
-
-    Returns
-    -------
-    Tensor, ``[rows, k]``, int64
-        Ascending indices, then ``-1``.
+    Keys, ``[rows, width]``, are those of `order_key`, in at most 2**21 columns; `visible` says which count.
     """
     rows, width = keys.shape
     # One integer per element orders by value first and by smaller index second. 21 index bits
@@ -165,19 +111,8 @@ def largest(keys: Tensor, visible: Tensor, k: int) -> Tensor:
 def started_rows(logits: Tensor, lengths: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     """Move the column from which each row counts to the front, and end each row with its columns.
 
-    Parameters
-    ----------
-    logits : Tensor, ``[rows, width]``
-        Scores.
-    lengths, starts : Tensor, ``[rows]``, integer
-        Length of each row, and its first column, which counts as 0 or `width` where it is outside of these.
-
-    Returns
-    -------
-    Tensor, ``[rows, width]``
-        The rows; behind its columns each holds the last one again.
-    Tensor, ``[rows]``, int64
-        Their lengths.
+    A first column outside of the row counts as 0 or as `width`. Returns the rows, each filled up with its
+    last score, and their lengths, int64.
     """
     width = logits.shape[1]
     first = starts.to(torch.int64).clamp(0, width)
@@ -188,12 +123,8 @@ def started_rows(logits: Tensor, lengths: Tensor, starts: Tensor) -> tuple[Tenso
 def best_blocks(logits: Tensor, lengths: Tensor, block_k: int, *, drop: bool = False) -> Tensor:
     """Best blocks of every row, exactly, by sorting; `logits` and `lengths` as for `exact_topk`.
 
-    `drop` leaves masked blocks out.
-
-    Returns
-    -------
-    Tensor, ``[rows, block_k]``, int32
-        Ascending numbers of blocks, then ``-1``.
+    `drop` leaves masked blocks out. Returns ascending numbers of blocks and then ``-1``, ``[rows, block_k]``,
+    int32.
     """
     rows, width = logits.shape
     blocks = -(-width // BLOCK_SIZE)
@@ -212,17 +143,9 @@ def exact_topk_in_blocks(
 ) -> Tensor:
     """Exact top-k within given blocks of every row, by sorting; `logits` and `lengths` as for `exact_topk`.
 
-    Parameters
-    ----------
-    blocks : Tensor, ``[rows, n_blocks]``, int32
-        Blocks, ascending. Numbers of blocks that a row does not have are ignored.
-    drop : bool
-        Whether masked scores are left out.
-
-    Returns
-    -------
-    Tensor, ``[rows, k]``, int32
-        Positions in the order of `blocks`, so ascending if the blocks ascend, then ``-1``.
+    `blocks`, ``[rows, n_blocks]``, ascend; numbers of blocks that a row does not have are ignored. `drop`
+    leaves masked scores out. Returns positions in the order of the blocks and then ``-1``, ``[rows, k]``,
+    int32.
     """
     rows, width = logits.shape
     if width == 0 or blocks.shape[1] == 0:

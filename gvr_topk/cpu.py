@@ -51,23 +51,9 @@ def to_slots(positions: Tensor, page_table: Tensor, page_size: int, next_n: int)
 
 
 def to_slots_of_requests(positions: Tensor, page_table: Tensor, page_size: int, request: Tensor) -> Tensor:
-    """Return the physical slots of positions in a paged cache; ``-1`` where there is none.
+    """Return the physical slots of positions, ``[rows, k]``, in a paged cache, as the op documents them.
 
-    Parameters
-    ----------
-    positions : Tensor, ``[rows, k]``, int32
-    page_table : Tensor, ``[requests, pages]``, int32
-    page_size : int
-        Positions per page.
-    request : Tensor, ``[rows]``, int64
-        Row of the page table for each row; any number where all positions of the row are ``-1``.
-
-    Returns
-    -------
-    Tensor, ``[rows, k]``, int32
-        ``page_table[position // page_size] * page_size + position % page_size``, in 64 bits. ``-1`` for
-        the position ``-1``, for a page the table does not hold or holds as a negative number, and for a
-        slot beyond int32.
+    `request` is the row of the page table for each row, int64; any number where all positions are ``-1``.
     """
     if page_table.numel() == 0:
         return torch.full_like(positions, -1)

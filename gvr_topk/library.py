@@ -107,11 +107,8 @@ def library_status() -> LibraryStatus:
 def policy_library() -> ctypes.CDLL:
     """Load the gate and plan (``policy.h``), which every installation has.
 
-    Raises
-    ------
-    LibraryError
-        The package was not built (a source tree without the compiled policy), or the library does not load
-        or is another version's.
+    A `LibraryError` if the package was not built (a source tree without the compiled policy), or the library
+    does not load or is another version's.
     """
     path = _library_path(_POLICY_LIBRARY)
     if path is None and (lacking := _chosen_folder_lacks(_POLICY_LIBRARY)):

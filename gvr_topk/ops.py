@@ -184,20 +184,8 @@ def _argument_error(checks: Checks, arguments: NamedTuple, message: str) -> Valu
 def launch(arguments: Any) -> None:
     """Run one call of the op whose arguments these are, those for measurements included.
 
-    Parameters
-    ----------
-    arguments : DecodeArguments, PrefillArguments, or those of another registered op
-
-    Raises
-    ------
-    TypeError
-        `arguments` is of no op.
-    ValueError
-        An argument is wrong; the message names it.
-    LibraryError
-        The tensors are on a GPU, and the CUDA library is not available.
-    RuntimeError
-        The launch failed for a reason other than a wrong argument.
+    Arguments of no op are a `TypeError`; a failed launch is a `RuntimeError`; the rest as in
+    `indexer_topk_decode`.
     """
     if type(arguments) not in _CALLS:
         kinds = either([op.arguments.__name__ for op in OPS])
@@ -286,42 +274,35 @@ def indexer_topk_decode(
         after the items hold ``-1``.
     page_table : Tensor, ``[rows / next_n, pages]``, int32, optional
         Page table of a paged cache. The op translates each selected position to a cache slot:
-        ``page_table[position // page_size] * page_size + position % page_size``, computed in 64 bits. The
-        slot is ``-1`` for a page that the table does not hold (a table of zero columns holds none) or holds
-        as a negative number, and for a slot that int32 cannot hold. The state keeps positions, not slots.
+        ``page_table[position // page_size] * page_size + position % page_size``, computed in 64 bits; ``-1``
+        for a page that the table does not hold or holds as a negative number, and for a slot beyond int32.
+        The state keeps positions.
     page_size : int
         Positions per page, 1 to 2**31 - 1; needed with `page_table`, and refused without one.
     slots : Tensor, ``[rows, >= k]``, int32, optional
         Where cache slots are written, so that `out` keeps positions. Without it the cache slots take the
         place of positions in `out`. Rows must not overlap.
     clamp_pages : bool, default False
-        Limit ``n_r`` to the ``pages * page_size`` positions that `page_table` covers, computed in 64 bits:
-        the call then selects as if `logits` had no columns behind them. Needs `page_table`. If false, rows
-        may select positions behind the table, which have no slot. A page that the table holds as a negative
-        number counts as covered.
+        Limit ``n_r`` to the ``pages * page_size`` positions that `page_table`, which it needs, covers: the
+        call then selects as if `logits` had no columns behind them. A page that the table holds as a negative
+        number counts as covered. If false, rows may select positions behind the table, which have no slot.
     drop_masked : bool, default False
-        Do not select masked columns, that is, columns whose score is ``-inf``. The items of a row are then
-        the unmasked ones among its `k` largest, in ascending order and followed by ``-1``, in `out`, in
-        `slots` and in the positions that the state keeps. Statistics and predictions stay those of the `k`
-        largest. If false, masked columns fill up a row in which fewer than `k` unmasked columns are visible.
-        If true, rows no longer than `k` are read, too; otherwise they are written without being read.
+        Select no column whose score is ``-inf``: the items of a row are then the others among its `k`
+        largest, in `out`, in `slots` and in the positions that the state keeps. Statistics and predictions
+        stay those of the `k` largest. Rows no longer than `k` are then read, too.
     path : {"auto", "paper_gvr", "no_hint", "radix_rounds"} or gvr_topk.constants.Path
         ``"auto"`` predicts from `state` where the gate allows it (`gvr_topk.policy.can_use_heuristic`).
-        ``"no_hint"`` does not read the state and estimates from a sample of the row. ``"radix_rounds"``
-        estimates nothing: it starts with the radix rounds over the keys, which the other paths run only after
-        an estimate has missed. ``"paper_gvr"`` is the paper's four-phase kernel. On a CPU there is one
-        implementation for all paths.
+        ``"no_hint"`` estimates from a sample of the row, ``"radix_rounds"`` not at all, and ``"paper_gvr"``
+        is the paper's four-phase kernel. On a CPU there is one implementation for all paths.
     compress_ratio : int, default 1
         Keys per score, for indexers that score groups of keys. Lengths count keys as above, and ``n_r`` is
         the length of the row divided by `compress_ratio`, rounded down.
     max_ctas : {0, 1, 2, 4, 8, 16}
         Cap the cluster size, the number of CTAs that share a row; 0 sets no cap. A cap helps on GPUs shared
-        with long-running communication or prefill kernels, because a cluster starts only when one GPC has
-        room for all of it. 16 CTAs need a whole free GPC and wait until the kernel that holds SMs ends; on an
-        H200 8 CTAs still start beside 64 held SMs, and 4 beside 96. One CTA holds 2**20 columns (2**18 on
-        compute capability 12); a row too wide for the cap takes the smallest size that holds it. With or
-        without a cap, a context that has no room for the planned cluster (a green context, a MIG slice) gets
-        the largest cluster that it has room for.
+        with long-running kernels, because a cluster starts only when one GPC has room for all of it: on an
+        H200 16 CTAs wait for a free GPC, 8 still start beside 64 held SMs, and 4 beside 96. A row too wide
+        for the cap takes the smallest size that holds it. With or without a cap, a context that has no room
+        for the planned cluster (a green context, a MIG slice) gets the largest that it has room for.
     pdl : bool
         Launch with programmatic stream serialization: the kernel may start while the previous kernel still
         runs, and waits for the end of that kernel before the first read. It then lets the next kernel start;
@@ -354,16 +335,12 @@ def indexer_topk_decode(
     The op allocates nothing when `out` is given, needs no workspace (everything is on chip), reads nothing
     on the host and never synchronizes. Two calls that share slots of a state belong on one stream.
 
-    If another stream writes `logits`, `seq_lens`, `row_slot` or `state` while a launch reads them, the result
-    of that launch is unspecified. Even then the launch ends, and for each row it writes only the row's own
-    `k` places of `out` and `slots`, its slot of `state`, its count and its row of `stats`.
+    If another stream writes an argument while a launch reads it, the result of that launch is unspecified.
+    Even then the launch ends, and for each row it writes only the row's own places of each output, and its
+    slot of `state`.
 
     No tensor that the call writes may share memory with another of its tensors. ``torch.func.vmap`` is not
     supported: give one call the rows of the whole batch.
-
-    References
-    ----------
-    Guess-Verify-Refine, section 4 (algorithm) and section 5.5 (integration).
 
     Examples
     --------
@@ -519,14 +496,11 @@ def indexer_topk_prefill(
     page_table : Tensor, ``[rows, pages]``, or ``[requests, pages]`` with `row_request`, int32, optional
         Page table of a paged cache, as for `indexer_topk_decode`: each position in the window, without
         offset, is translated to a cache slot.
-    page_size, slots : int and Tensor, optional
+    page_size, slots, pdl
         As for `indexer_topk_decode`.
     path : {"auto", "radix_rounds"} or gvr_topk.constants.Path
-        ``"auto"`` predicts the k-th value of a row from the row before. ``"radix_rounds"`` predicts nothing:
-        it starts with the radix rounds over the keys, which ``"auto"`` runs only after a prediction has
-        missed. On a CPU there is one implementation for both paths.
-    pdl : bool
-        As for `indexer_topk_decode`.
+        ``"auto"`` predicts the k-th value of a row from the row before, ``"radix_rounds"`` does not. On a CPU
+        there is one implementation for both.
     stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
         Output: for each row one number per `gvr_topk.constants.StatsColumn`. The reason is ``USED`` where a
         row was predicted from the row before, ``FIRST_STEP`` where it was not, ``SHORT_ROW`` where the window
@@ -549,16 +523,8 @@ def indexer_topk_prefill(
 
     Notes
     -----
-    The op keeps no state but a carry: a row is predicted from the row before within one call, never across
-    calls. It allocates nothing when `out` or a carry is given, needs no workspace, reads nothing on the host
-    and never synchronizes.
-
-    If another stream writes an argument while a launch reads it, the result of that launch is unspecified.
-    Even then the launch ends, and for each row it writes only the row's own `k` places of `out` and `slots`,
-    its count, its row of `stats` and its row of the carry.
-
-    No tensor that the call writes may share memory with another of its tensors. ``torch.func.vmap`` is not
-    supported: give one call the rows of the whole batch.
+    As for `indexer_topk_decode`. The op keeps no state but a carry: a row is predicted from the row before
+    within one call, never across calls.
 
     Examples
     --------
@@ -633,19 +599,15 @@ def indexer_topk_blocks(
 ) -> tuple[Tensor, Tensor]:
     """Select the `k` largest scores and the `block_k` best blocks of each row exactly, in one read of it.
 
-    This op serves indexers of two levels, as DeepSeek-V4.1 has one: one layer scores all positions, selects
-    its own positions, and publishes blocks of neighbouring positions. Other layers then select within these
-    blocks by `indexer_topk_in_blocks`. Block ``b`` holds the `block_size` positions from ``b * block_size``
-    on, and its key is its largest visible score.
+    This op serves indexers of two levels, as DeepSeek-V4.1 has one (sgl-project/sglang#39671 and #40574): one
+    layer scores all positions, selects its own positions, and publishes blocks of neighbouring positions.
+    Other layers then select within these blocks by `indexer_topk_in_blocks`. Block ``b`` holds the
+    `block_size` positions from ``b * block_size`` on, and its key is its largest visible score.
 
     Parameters
     ----------
-    logits : Tensor, ``[rows, width]``, float32, bfloat16 or float16
-        Indexer scores. Inner stride 1; any row stride and alignment. 16-byte aligned rows are faster.
-        At most 2**21 columns and 2**26 rows. Rows may overlap.
-    seq_lens : Tensor, ``[rows / next_n]`` or ``[rows]``, int32, same device
-        As for `indexer_topk_decode`: the key count of each request, or the visible length ``n_r`` of each
-        row.
+    logits, seq_lens, next_n, compress_ratio, pdl
+        As for `indexer_topk_decode`.
     k : int
         Positions per row, 0 to ``block_k - 1``. It may exceed a row's length: places without an item get
         ``-1``. With 0 blocks alone are chosen, which takes less time.
@@ -653,8 +615,6 @@ def indexer_topk_blocks(
         Blocks per row, 2 to 2,048. It must exceed `k`, so that the `k` largest scores lie in chosen blocks.
     block_size : {8}
         Positions per block.
-    next_n, compress_ratio : int, default 1
-        As for `indexer_topk_decode`.
     row_starts : Tensor, ``[rows]``, int32, same device, optional
         Column from which each row's length, positions and blocks count, for rows of prefill that lie behind
         one another in the columns; 0 without it. Negative numbers count as 0, and those above `width` as
@@ -666,8 +626,6 @@ def indexer_topk_blocks(
     drop_masked : bool, default False
         Select no position whose score is ``-inf``, as for `indexer_topk_decode`, and choose no block that
         holds only such scores, but for the newest. The places that are left at the end get ``-1``.
-    pdl : bool
-        As for `indexer_topk_decode`.
 
     Returns
     -------
@@ -687,22 +645,10 @@ def indexer_topk_blocks(
 
     Notes
     -----
-    The op reads nothing on the host and never synchronizes. With `out` and `blocks` given it allocates
-    nothing, up to 262,144 columns (102,400 on compute capability 12). On a GPU, wider rows take three
-    launches and a workspace of 4 bytes for each block of each row, about ``rows * width / 2`` bytes. It comes
-    from torch's allocator and goes back there at the end of the call, so ``torch.cuda.graph`` captures it as
-    it does other allocations.
-
-    If another stream writes an argument while a launch reads it, the result of that launch is unspecified.
-    Even then the launch ends, and for each row it writes only the row's own `k` places of `out` and `block_k`
-    places of `blocks`.
-
-    No tensor that the call writes may share memory with another of its tensors. ``torch.func.vmap`` is not
-    supported: give one call the rows of the whole batch.
-
-    References
-    ----------
-    DeepSeek-V4.1's indexer of two levels, as sgl-project/sglang#39671 and #40574 describe it.
+    As for `indexer_topk_decode`, up to 262,144 columns (102,400 on compute capability 12). On a GPU, wider
+    rows take three launches and a workspace of 4 bytes for each block of each row, about ``rows * width / 2``
+    bytes. It comes from torch's allocator and goes back there at the end of the call, so ``torch.cuda.graph``
+    captures it as it does other allocations.
 
     Examples
     --------
@@ -753,12 +699,8 @@ def indexer_topk_in_blocks(
 
     Parameters
     ----------
-    logits : Tensor, ``[rows, width]``, float32, bfloat16 or float16
-        Indexer scores. Inner stride 1; any row stride and alignment. 16-byte aligned rows are faster.
-        At most 2**21 columns and 2**26 rows. Rows may overlap.
-    seq_lens : Tensor, ``[rows / next_n]`` or ``[rows]``, int32, same device
-        As for `indexer_topk_decode`: the key count of each request, or the visible length ``n_r`` of each
-        row.
+    logits, seq_lens, next_n, compress_ratio, drop_masked, pdl
+        As for `indexer_topk_decode`.
     blocks : Tensor, ``[rows, n_blocks]``, int32, same device
         Blocks of each row, ascending, as `indexer_topk_blocks` gives them; at most 2,048. Inner stride 1, any
         row stride. Numbers of blocks that the row does not have, such as ``-1``, are ignored wherever they
@@ -768,18 +710,10 @@ def indexer_topk_in_blocks(
         repeated.
     k : int
         Items per row, 1 to 2**21. It may exceed what the blocks hold: places without an item get ``-1``.
-    block_size : {8}
-        Positions per block.
-    next_n, compress_ratio : int, default 1
-        As for `indexer_topk_decode`.
-    row_starts : Tensor, ``[rows]``, int32, same device, optional
+    block_size, row_starts
         As for `indexer_topk_blocks`.
     out : Tensor, ``[rows, >= k]``, int32, optional
         Where to write; allocated when absent. Pass it inside CUDA graphs. Rows must not overlap.
-    drop_masked : bool, default False
-        As for `indexer_topk_decode`.
-    pdl : bool
-        As for `indexer_topk_decode`.
 
     Returns
     -------
@@ -795,12 +729,7 @@ def indexer_topk_in_blocks(
 
     Notes
     -----
-    The op allocates nothing when `out` is given, needs no workspace, reads nothing on the host and never
-    synchronizes. If another stream writes an argument while a launch reads it, the result of that launch is
-    unspecified. Even then the launch ends, and for each row it writes only the row's own `k` places of `out`.
-
-    No tensor that the call writes may share memory with another of its tensors. ``torch.func.vmap`` is not
-    supported: give one call the rows of the whole batch.
+    As for `indexer_topk_decode`.
 
     Examples
     --------

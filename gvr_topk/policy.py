@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -42,10 +41,7 @@ ALL_PATHS = paths_by_name(Path)
 def parse_path(name: str | Path, paths: Mapping[str, Path] = ALL_PATHS) -> Path:
     """Return the path with this name, one of those of the op that is asked for; a `Path` stays as it is.
 
-    Raises
-    ------
-    ValueError
-        There is no such path.
+    Another name is a `ValueError`.
     """
     try:
         return paths[name.name.lower() if isinstance(name, Path) else name]
@@ -59,28 +55,12 @@ def asks_for_hint(path: Path) -> bool:
     return path in (Path.AUTO, Path.PAPER_GVR)
 
 
-class _Row(NamedTuple):
-    """Inputs of the gate, in the order of its C function's arguments."""
-
-    enabled: bool
-    has_state: bool
-    aligned: bool
-    slot: int
-    slots: int
-    length: int
-    k: int
-    min_length: int
-    max_length: int
-    known: bool
-
-
 @dataclass(frozen=True)
 class GateDecision:
     """Outcome of `can_use_heuristic`."""
 
     code: HintReason
     """The reason, as kernels write it to the statistics."""
-    row: _Row
 
     @property
     def allowed(self) -> bool:
@@ -91,23 +71,6 @@ class GateDecision:
     def reason(self) -> str:
         """Lower-case name of `code`, fit for a counter's label."""
         return self.code.name.lower()
-
-    @property
-    def detail(self) -> str:
-        """One sentence with the value that decided and the limit that it was compared with."""
-        row = self.row
-        details = {
-            HintReason.USED: f"length {row.length} is in range and the last step has left a state",
-            HintReason.DISABLED: "the configuration or the path asks for no hint",
-            HintReason.NO_STATE: "the call has no state",
-            HintReason.LAYOUT: "rows do not start at 16-byte boundaries",
-            HintReason.NO_SLOT: f"slot is {row.slot}, wanted 0 to {row.slots - 1}",
-            HintReason.SHORT_ROW: f"length is {row.length}, and all of k = {row.k} items are selected",
-            HintReason.TOO_SHORT: f"length is {row.length}, wanted at least {row.min_length}",
-            HintReason.TOO_LONG: f"length is {row.length}, wanted at most {row.max_length}",
-            HintReason.FIRST_STEP: "no step has left anything in the slot",
-        }
-        return details[self.code]
 
 
 @dataclass(frozen=True)
@@ -150,22 +113,15 @@ def can_use_heuristic(
 
     Parameters
     ----------
-    length : int
-        The row's own length, in elements, not the width of the buffer that it lies in.
-    k : int
-        Items per row.
-    enabled : bool
-        Whether the configuration and the path ask for the hint.
-    has_state : bool
-        Whether the call has a state.
-    aligned : bool
-        Whether rows start at 16-byte boundaries.
+    length, k : int
+        The row's own length, in elements, and items per row.
+    enabled, has_state, aligned, known : bool
+        Whether the configuration and the path ask for the hint, the call has a state, rows start at 16-byte
+        boundaries, and a step has left something in the slot.
     slot, slots : int
         Slot of the row, and number of slots.
     min_length, max_length : int
         Limits of the configuration.
-    known : bool
-        Whether a step has left something in the slot.
 
     Returns
     -------
@@ -184,7 +140,7 @@ def can_use_heuristic(
     >>> can_use_heuristic(length=70690, k=2048, slot=-1).reason
     'no_slot'
     """
-    row = _Row(
+    code = policy_library().gvr_topk_can_use_heuristic(
         _CHECKS.flag("enabled", enabled),
         _CHECKS.flag("has_state", has_state),
         _CHECKS.flag("aligned", aligned),
@@ -196,7 +152,7 @@ def can_use_heuristic(
         _number("max_length", max_length),
         _CHECKS.flag("known", known),
     )
-    return GateDecision(HintReason(policy_library().gvr_topk_can_use_heuristic(*row)), row)
+    return GateDecision(HintReason(code))
 
 
 def _number(name: str, value: int) -> int:
@@ -286,21 +242,14 @@ def plan(
 
     Parameters
     ----------
-    rows, width, k : int
-        Shape of the call: score rows, columns of the buffer, items per row.
-    dtype : torch.dtype
-        Score dtype.
-    path : str
-        ``"auto"``, ``"paper_gvr"``, ``"no_hint"`` or ``"radix_rounds"``.
+    rows, width, k, dtype, path, max_ctas
+        As the decode op has them; `width` is that of the buffer.
     sm_count : int
         Multiprocessors that the stream may use: 132 on a whole H200, fewer in a green context.
     arch : int
         Compute capability times ten, of a GPU that there are kernels for.
     ctas_per_row : int
         Force the cluster size (1, 2, 4, 8 or 16); 0 lets the plan decide.
-    max_ctas : int
-        Cap the cluster size (1, 2, 4, 8 or 16); 0 sets no cap. A width that needs more than the cap takes
-        the smallest size that holds it.
 
     Returns
     -------

@@ -154,9 +154,8 @@ class RequestSlots:
     num_slots : int
         Requests that can hold a hint at once, 1 to 2**26.
     k : int or None
-        Items per row, 1 to 2**21, if positions are kept. None keeps predictions alone and no positions, which
-        serving wants: the op reads positions only for path ``"paper_gvr"`` and for the ``hits`` of the
-        statistics, and they take ``4 * k`` bytes a layer and slot beside the 16 of a prediction.
+        Items per row, 1 to 2**21, if positions are kept, as by `TopkState`. None keeps predictions alone,
+        which serving wants.
     max_rows : int, optional
         Largest batch in rows, draft and padding rows included; default `num_slots`.
     device : str or torch.device, default "cpu"

@@ -17,13 +17,7 @@ NAME = "gvr_topk.TopkState"
 def accept_rows(checks: Checks, words: Tensor, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
     """Do for any number of layers at once what `TopkState.accept` does for one, and raise as it does.
 
-    Parameters
-    ----------
-    checks : Checks
-        Checks of the function that is called.
-    words : Tensor, ``[..., slots, 4]``, float32
-        State of the slots; updated in place.
-    next_state : Tensor, ``[..., requests * next_n, 4]``, float32
+    The state of the slots, ``[..., slots, 4]``, is updated in place from ``[..., requests * next_n, 4]``.
     """
     shape = (*words.shape[:-2], None, STATE_FLOATS)
     checks.tensor("next_state", next_state, words, torch.float32, shape, strided=True)

@@ -112,17 +112,10 @@ def topk(
 
     Notes
     -----
-    The values are those of ``torch.topk``, except where that ranks NaN by its sign (see `docs/topk.md`).
-    torch says nothing of equal values; here those with the smallest indices are chosen, and smaller indices
-    stand first. The gradient of the values goes to the chosen elements.
-
-    On a GPU nothing is read on the host, so a CUDA graph can capture the call. With ``largest=True`` it
-    launches a fill, the op, a conversion and a gather; if `sorted`, also elementwise kernels that make
-    integers of the values, the sort and two gathers. Rows that do not lie along the last dimension with
-    stride 1 are copied, and so are rows of more than 2**21 elements if there are several.
-    ``torch.func.vmap`` is not supported.
-
-    Where a CPU flushes denormals (``torch.set_flush_denormal``), they are sorted as zeros.
+    The values are those of ``torch.topk``, except where that ranks NaN by its sign (see `docs/topk.md`, which
+    also says what is launched and what is copied). Of equal values those with the smallest indices are
+    chosen, and smaller indices stand first. The gradient of the values goes to the chosen elements. On a GPU
+    nothing is read on the host, so a CUDA graph can capture the call. ``torch.func.vmap`` is not supported.
 
     Examples
     --------

@@ -77,11 +77,8 @@ def _why_refused(variant: Variant, rows: int, width: int, k: int, dtype: torch.d
     return ""
 
 
-def prepare_ours(chain: Chain, variant: Variant = VARIANTS[HINTED], *, ctas_per_row: int = 0) -> Prepared:
-    """Bind a variant of the op to a chain, of which every row keeps its slot for all steps.
-
-    0 CTAs per row follow the plan.
-    """
+def prepare_ours(chain: Chain, variant: Variant = VARIANTS[HINTED]) -> Prepared:
+    """Bind a variant of the op to a chain, of which every row keeps its slot for all steps."""
     device, results = chain.logits.device, chain.outputs()
     slots = chain.batch + SPARE_SLOTS if variant.row_slot else chain.batch
     order = torch.randperm(slots, generator=torch.Generator().manual_seed(chain.batch))
@@ -104,7 +101,6 @@ def prepare_ours(chain: Chain, variant: Variant = VARIANTS[HINTED], *, ctas_per_
                 path=parse_path(variant.path),
                 flags=flags,
                 hint_offset=chain.shift if variant.indices else 0,
-                ctas_per_row=ctas_per_row,
             )
         )
 

@@ -13,8 +13,8 @@ repeated runs of one configuration, appendix G), at least 0.1 point. `--margin T
 one; choose it before the first run.
 
 The chance of any false verdict of a kind is at most 5 %, over all tasks together and whenever one stops; a
-verdict may change at 6, 8, 12, 16 and 32 runs of each variant (docs/verdicts.md). The command says before the
-first run what so many runs can show.
+verdict may change at 6, 8, 12, 16 and 32 runs of each variant (docs/verdicts.md, which also says what so many
+runs can show).
 
 What the comparison can show: the short-answer tasks hardly reach the decode-stage top-k at all (a row
 shorter than index_topk has no choice to make); LongBench does. A run counts only if its log shows that the
@@ -43,14 +43,7 @@ from eval.campaigns.evidence import build_identity
 from eval.campaigns.reports import EVAL_TASKS, read_eval_log
 from eval.campaigns.runs import Comparison, Limits, PlannedRun, run_campaign
 from eval.campaigns.store import RunStore, text_hash
-from eval.campaigns.verdicts import (
-    ERROR_RATE,
-    Order,
-    describe_power,
-    next_look,
-    repetitions_needed,
-    variant_order,
-)
+from eval.campaigns.verdicts import next_look, variant_order
 from eval.common.options import refuse_repeats
 from eval.common.status import REGRESSION, TOOL_FAULT, UNDECIDED
 from eval.common.tables import markdown_table
@@ -71,30 +64,24 @@ class Published:
     """The paper's result for one task: NVFP4 checkpoint, B200 (section 6.6, appendix G).
 
     Mean scores without and with the heuristic top-k, in points, and the smallest and largest score of the
-    configuration that was run `spread_runs` times.
+    configuration that was run several times.
     """
 
     off: float
     on: float
     low: float
     high: float
-    spread_runs: int
 
     @property
     def margin(self) -> float:
         return max(self.high - self.low, MARGIN_FLOOR)
 
-    @property
-    def sd(self) -> float:
-        """Standard deviation of a run: the range over its expectation (the d2 of control charts)."""
-        return (self.high - self.low) / {4: 2.059, 8: 2.847}[self.spread_runs]
-
 
 PAPER = {
-    "mmlu": Published(87.51, 87.50, 87.49, 87.52, 4),
-    "gsm8k": Published(95.11, 95.23, 95.03, 95.49, 4),
-    "gpqa_diamond": Published(77.27, 77.15, 75.25, 78.79, 4),
-    "longbench_v1": Published(44.61, 44.28, 44.25, 45.01, 8),
+    "mmlu": Published(87.51, 87.50, 87.49, 87.52),
+    "gsm8k": Published(95.11, 95.23, 95.03, 95.49),
+    "gpqa_diamond": Published(77.27, 77.15, 75.25, 78.79),
+    "longbench_v1": Published(44.61, 44.28, 44.25, 45.01),
 }
 
 TASK_ARGUMENTS = {
@@ -107,7 +94,6 @@ TASK_ARGUMENTS = {
 def plan_runs(
     tasks: Mapping[str, Sequence[str]],
     runs: int,
-    order: Order,
     configs: Mapping[str, Path],
     out: Path,
     command: Sequence[str],
@@ -117,7 +103,7 @@ def plan_runs(
     hashes = {str(path): text_hash(path.read_text()) for path in configs.values()}
     return [
         PlannedRun(
-            labels={"task": task, "variant": variant, "repetition": repetition, "order": order},
+            labels={"task": task, "variant": variant, "repetition": repetition},
             command=(*command, str(configs[variant]), task, *arguments),
             log=out / task / f"{variant}_{repetition}.log",
             inputs={str(configs[variant]): hashes[str(configs[variant])]},
@@ -125,11 +111,11 @@ def plan_runs(
             build=build,
         )
         for task, arguments in tasks.items()
-        for repetition, variant in variant_order(runs, order)
+        for repetition, variant in variant_order(runs)
     ]
 
 
-def report(comparisons: Sequence[Comparison], order: Order, family: int) -> str:
+def report(comparisons: Sequence[Comparison]) -> str:
     """The table of results beside the paper's."""
     rows, remarks = [], []
     for item in comparisons:
@@ -153,22 +139,16 @@ def report(comparisons: Sequence[Comparison], order: Order, family: int) -> str:
             word = "better" if got.difference > 0 else "worse"
             remarks.append(f"{task}: within the margin, yet the interval excludes zero (on is {word}).")
         if got.verdict == "inconclusive":
-            remarks.append(f"{task}: {_advice(item, order, family)}")
+            remarks.append(f"{task}: {_advice(got.repetitions)}")
     headers = ["task", "off", "on", "runs", "delta [90 %, all tasks and looks]", "margin"]
     headers += ["p within", "p regression", "verdict", "paper, B200 NVFP4"]
     return "\n".join([*([markdown_table(headers, rows)] if rows else []), *remarks])
 
 
-def _advice(item: Comparison, order: Order, family: int) -> str:
-    got = item.decision
-    look = next_look(got.repetitions)
-    if look is None:
+def _advice(repetitions: int) -> str:
+    if (look := next_look(repetitions)) is None:
         return "still open after the last look; such a campaign cannot tell this difference from the margin."
-    text = f"open; the next look is at {look} runs of each variant"
-    needed = got.sd and got.margin and repetitions_needed(got.sd, got.margin, order, ERROR_RATE / family)
-    if needed and needed > look:
-        text += f"; at the spread measured so far, no effect takes {needed} to be shown"
-    return text + "."
+    return f"open; the next look is at {look} runs of each variant."
 
 
 def exit_status(verdicts: Sequence[str], complete: bool) -> int:
@@ -215,7 +195,6 @@ def main(
     eval_args: Annotated[
         str, typer.Option(help="Arguments of trtllm-eval before the task.")
     ] = "--custom_tokenizer deepseek_v32",
-    order: Annotated[Order, typer.Option(help="abba turns every second pair round.")] = "abba",
     timeout: Annotated[float, typer.Option(help="Seconds for one run.")] = 6 * 3600.0,
     keep_going: Annotated[bool, typer.Option(help="Go on after a failed run.")] = True,
     launcher: Annotated[str, typer.Option(help="Words before it, as trtllm-llmapi-launch.")] = "",
@@ -237,7 +216,6 @@ def main(
     planned = plan_runs(
         {name: shlex.split(arguments.get(name, "")) for name in tasks},
         runs,
-        order,
         {"off": config_off, "on": config_on},
         out,
         [*program, "--model", model, *shlex.split(eval_args), config_flag],
@@ -245,20 +223,16 @@ def main(
     )
     cases = [{"task": name} for name in tasks]
     family = store.family(cases)
-    spreads = {name: (PAPER[name].sd, [margins[name]]) for name in tasks}
     outcome = run_campaign(
         planned,
         store,
-        describe_power(spreads, runs, order, ERROR_RATE / family, "points"),
         Limits(timeout, timeout, keep_going),
         program=program,
         option=PROGRAM,
         dry_run=dry_run,
     )
-    compared = outcome.compare(
-        cases, "score", order, family, margins=list(margins.values()), resolution=RESOLUTION
-    )
-    typer.echo(report(compared, order, family))
+    compared = outcome.compare(cases, "score", family, margins=list(margins.values()), resolution=RESOLUTION)
+    typer.echo(report(compared))
     outcome.report(out, family, compared)
     verdicts = [item.decision.verdict for item in compared]
     status = exit_status(verdicts, complete=len(outcome.records) == len(planned))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import http.client
+import os
 import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,8 +22,6 @@ TAIL_BYTES = 64 * 1024
 
 TERMINATE_GRACE_S = 15.0
 """Time between SIGTERM and SIGKILL: MPI workers release GPU memory in it."""
-
-GUARD = Path(__file__).with_name("guard.py")
 
 
 class CommandError(RuntimeError):
@@ -74,12 +72,12 @@ def run_command(
 ) -> float:
     """Run `command` to its end, with stdout and stderr in `log`.
 
-    The command and all its children end with this process, whatever ends it (see `eval.campaigns.guard`), and
-    after `timeout_s`. File descriptors to `hold`, such as a lock's, stay open for as long as it runs. Returns
-    the seconds that it ran, or raises `CommandError`, also for an exit status other than 0.
+    The command and all its children end with this process, unless that is killed, and after `timeout_s`. File
+    descriptors to `hold`, such as a lock's, stay open for as long as any of them runs. Returns the seconds
+    that it ran, or raises `CommandError`, also for an exit status other than 0.
     """
     started = time.monotonic()
-    with _guarded(command, log, hold) as process:
+    with _running(command, log, hold) as process:
         try:
             status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -105,7 +103,7 @@ def running_server(
     """
     if http_status(ready_url) is not None:
         raise CommandError(command, f"something already answers at {ready_url}; choose another port")
-    with _guarded(command, log, hold) as process:
+    with _running(command, log, hold) as process:
         deadline = time.monotonic() + start_timeout_s
         while http_status(ready_url) != http.client.OK:
             status = process.poll()
@@ -132,14 +130,18 @@ def http_status(url: str, timeout_s: float = 5.0) -> int | None:
 
 def describe_status(status: int) -> str:
     """Name an exit status the way a shell user reads it."""
-    if status > 128 and status - 128 in set(signal.Signals):
-        return f"killed by {signal.Signals(status - 128).name}"
+    number = -status if status < 0 else status - 128
+    if number in set(signal.Signals):
+        return f"killed by {signal.Signals(number).name}"
     return f"exit status {status}"
 
 
 @contextmanager
-def _guarded(command: Sequence[str], log: Path, hold: Sequence[int]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command behind the guard, and end it and all its children with the block."""
+def _running(command: Sequence[str], log: Path, hold: Sequence[int]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command in a process group of its own, and end the group with the block.
+
+    An engine that outlives an evaluation holds GPU memory and would be measured together with the next run.
+    """
     if shutil.which(command[0]) is None:
         reason = f"{command[0]} not found; is the engine installed and on PATH?"
         if Path(command[0]).is_file():
@@ -150,16 +152,20 @@ def _guarded(command: Sequence[str], log: Path, hold: Sequence[int]) -> Iterator
         stream.write(log_header(command))
         stream.flush()
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(GUARD), str(TERMINATE_GRACE_S), *command],
-            stdin=subprocess.PIPE,
+            list(command),
+            stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
             pass_fds=tuple(hold),
-            start_new_session=True,  # Ctrl-C at the terminal is ours to handle, not the guard's
+            start_new_session=True,
         )
-    assert process.stdin is not None
     try:
         yield process
     finally:
-        process.stdin.close()  # at which the guard ends everything it started
+        with suppress(ProcessLookupError):  # nobody is left in the group
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(TERMINATE_GRACE_S)
+            os.killpg(process.pid, signal.SIGKILL)  # workers that outlive their parent
         process.wait()

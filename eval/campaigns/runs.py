@@ -18,7 +18,7 @@ from eval.campaigns.evidence import read_evidence
 from eval.campaigns.process import CommandError, output_lines, quote_tail, run_command, running_server
 from eval.campaigns.reports import Figures, ReportError
 from eval.campaigns.store import RunRecord, RunStore, text_hash
-from eval.campaigns.verdicts import ERROR_RATE, Decision, Order, decide
+from eval.campaigns.verdicts import ERROR_RATE, Decision, decide
 from eval.common.machine import write_json
 from eval.common.options import require_program
 from eval.common.status import UNDECIDED
@@ -50,7 +50,7 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        return ", ".join(f"{key} {value}" for key, value in self.labels.items() if key != "order")
+        return ", ".join(f"{key} {value}" for key, value in self.labels.items())
 
     @property
     def commands(self) -> list[list[str]]:
@@ -163,7 +163,6 @@ class Outcome:
         self,
         cases: Sequence[Mapping[str, Any]],
         figure: str,
-        order: Order,
         family: int,
         transform: Callable[[float], float] = float,
         **options: Any,
@@ -173,7 +172,7 @@ class Outcome:
         runs = [([transform(x) for x in off], [transform(x) for x in on]) for off, on in pairs]
         return [
             Comparison(case, *pair, decision, *self.pairs(case, "acceptance"))
-            for case, pair, decision in zip(cases, pairs, decide(runs, order, family, **options), strict=True)
+            for case, pair, decision in zip(cases, pairs, decide(runs, family, **options), strict=True)
         ]
 
     def report(self, out: Path, family: int, comparisons: Sequence[Comparison]) -> None:
@@ -245,25 +244,22 @@ def execute(runs: Sequence[PlannedRun], store: RunStore, limits: Limits) -> Outc
 def run_campaign(
     runs: Sequence[PlannedRun],
     store: RunStore,
-    power: str,
     limits: Limits,
     program: Sequence[str],
     option: str,
     dry_run: bool,
 ) -> Outcome:
-    """Say what the runs can show, and do them, or print their commands and end.
+    """Do the runs, or print their commands and end.
 
-    `program` starts the engine, from the launcher on, and `option` is where the caller names it; it is empty
-    where servers run already. With ``GVR_TOPK_DISABLE`` set no run could show anything, and none is done.
+    `program` starts the engine, from the launcher on, and `option` is where the caller names it. With
+    ``GVR_TOPK_DISABLE`` set no run could show anything, and none is done.
     """
-    typer.echo("\n".join(f"# {line}" for line in power.splitlines()))  # a comment of the dry run's script
     if dry_run:
         typer.echo(describe_plan(runs, store))
         raise typer.Exit(0)
-    if program and disabled():
+    if disabled():
         typer.echo(f"{DISABLE} is set: the heuristic top-k cannot run, so nothing is measured", err=True)
         raise typer.Exit(UNDECIDED)
-    if program:
-        require_program(program, option)
+    require_program(program, option)
     with store:
         return execute(runs, store, limits)

@@ -19,7 +19,7 @@ from typing import Any
 from eval.common.machine import write_json
 from eval.common.status import InputError
 
-PLACE = ("variant", "repetition", "order")
+PLACE = ("variant", "repetition")
 """Labels that tell the runs of one task or case apart."""
 
 
@@ -53,7 +53,7 @@ class RunStore:
     """Files of finished runs in a folder, which is made when the store is entered.
 
     One process at a time may be within it, which a file lock keeps. A child that inherits the descriptor
-    `lock` holds it, too.
+    `lock` holds it, too, such as an engine that outlives a process that was killed.
     """
 
     def __init__(self, folder: Path) -> None:

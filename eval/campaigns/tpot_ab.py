@@ -7,13 +7,11 @@ The method is that of the paper's section 6.7 and appendix A: for every MTP sett
 variants take turns for a number of repetitions; each repetition is a fresh process that serves the same
 prompt several times and reports the mean TPOT and the draft acceptance rate (DAR).
 
-* ``--via bench`` (TensorRT-LLM's default) starts ``trtllm-bench throughput`` for each repetition.
-* ``--via serve`` (vLLM's default) starts ``trtllm-serve`` or ``vllm serve`` for each repetition, and
-  ``vllm bench serve`` (``--client``) as its client. Prompts are texts then; ``--tokenizer`` makes one of chat
-  messages.
+* Of TensorRT-LLM each repetition is a ``trtllm-bench throughput``, and the two sides are two YAML files.
+* Of vLLM it is a ``vllm serve``, with ``GVR_TOPK_DISABLE=1`` and with ``=0``, and ``vllm bench serve``
+  (``--client``) as its client. Prompts are texts then; ``--tokenizer`` makes one of chat messages.
 
-TensorRT-LLM's two sides are two YAML files. vLLM's are one command with ``GVR_TOPK_DISABLE=1`` and with
-``=0``. With ``--concurrency`` the fixed prompt is served so many times at once, instead of at batch 1.
+With ``--concurrency`` the fixed prompt is served so many times at once, instead of at batch 1.
 
 The table has the means, and the reduction of TPOT with its interval: from a fit of the logarithms by level,
 linear drift and variant, so that a machine that warms up does not count as a difference. The unit of the
@@ -36,7 +34,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -48,25 +46,18 @@ from eval.campaigns.prompts import Prompt, apply_template, read_prompt
 from eval.campaigns.reports import read_bench_report, read_serve_report
 from eval.campaigns.runs import Limits, PlannedRun, Server, run_campaign
 from eval.campaigns.store import RunStore, text_hash
-from eval.campaigns.tpot_report import paper_sd, tpot_table
-from eval.campaigns.verdicts import ERROR_RATE, Order, Variant, describe_power, variant_order
+from eval.campaigns.tpot_report import tpot_table
+from eval.campaigns.verdicts import Variant, variant_order
 from eval.common.machine import compute_capability
 from eval.common.options import options_of, refuse_repeats
 from eval.common.status import TOOL_FAULT, UNDECIDED, InputError
 from gvr_topk.integrations._kit.environment import DISABLE
 
-Via = Literal["bench", "serve"]
 Engine = Literal["tensorrt-llm", "vllm"]
 
-PROGRAMS: dict[tuple[Engine, Via | None], str] = {
-    ("tensorrt-llm", "bench"): "trtllm-bench",
-    ("tensorrt-llm", "serve"): "trtllm-serve",
-    ("vllm", "serve"): "vllm",
-}
+PROGRAMS: dict[Engine, str] = {"tensorrt-llm": "trtllm-bench", "vllm": "vllm"}
 LABEL_AND_FILE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._+-]*)=(.+)")
 """A prompt; its label is the name of a folder, and a path in it would lead out of the results."""
-EFFECTS = (1.0, 2.0, 5.0)
-"""Per cent, for which the repetitions needed are said before the first run."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +67,8 @@ class Settings:
     model: Annotated[str, typer.Option(help="Model name, as for the engine's program.")]
     prompts: Annotated[list[str], typer.Option(help="LABEL=FILE, repeatable; the paper's are 64K and 100K.")]
     engine: Annotated[Engine, typer.Option(help="What runs the model.")] = "tensorrt-llm"
-    model_path: Annotated[str | None, typer.Option(help="Checkpoint, for trtllm-bench and vLLM.")] = None
+    model_path: Annotated[str | None, typer.Option(help="Checkpoint.")] = None
     mtp: Annotated[list[int] | None, typer.Option(help="MTP setting, repeatable. Default: 0 1 3.")] = None
-    via: Annotated[Via | None, typer.Option(help="Default: bench; serve for vLLM.")] = None
     configs: Annotated[
         str | None,
         typer.Option(
@@ -86,21 +76,22 @@ class Settings:
         ),
     ] = None
     repetitions: Annotated[int, typer.Option(min=1, help="Of each variant.")] = 8
-    order: Annotated[Order, typer.Option(help="abba turns every second pair round.")] = "abba"
     entry: Annotated[int, typer.Option(help="Line of the prompt file, from 0.")] = 1
     requests: Annotated[int, typer.Option(min=1, help="Timed requests per repetition.")] = 5
     warmup: Annotated[int, typer.Option(min=0, help="Requests before those.")] = 2
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 1
     output_tokens: Annotated[int, typer.Option(min=2)] = 1024
-    gpus: Annotated[int, typer.Option(min=1, help="Tensor parallel size, for trtllm-bench and vLLM.")] = 8
-    max_num_tokens: Annotated[int, typer.Option(help="Prefill chunk, for trtllm-bench and vLLM.")] = 8192
-    max_seq_len: Annotated[int | None, typer.Option(help="Of both. Default: 1.25 times the prompt.")] = None
+    gpus: Annotated[int, typer.Option(min=1, help="Tensor parallel size.")] = 8
+    max_num_tokens: Annotated[int, typer.Option(help="Prefill chunk.")] = 8192
+    max_seq_len: Annotated[int | None, typer.Option(help="Default: 1.25 times the prompt.")] = None
     tokenizer: Annotated[str | None, typer.Option(help="Model whose chat template to apply.")] = None
-    port: Annotated[int, typer.Option(help="For --via serve.")] = 8123
+    port: Annotated[int, typer.Option(help="Of vLLM's server.")] = 8123
     extra_args: Annotated[str, typer.Option(help="More arguments for the engine's program.")] = ""
     launcher: Annotated[str, typer.Option(help="Words before the engine's program.")] = ""
     program: Annotated[str, typer.Option(help="Words that start it. Default: its name, from PATH.")] = ""
-    client: Annotated[str, typer.Option(help="Words that start the client of a server.")] = "vllm bench serve"
+    client: Annotated[str, typer.Option(help="Words that start the client of vLLM's server.")] = (
+        "vllm bench serve"
+    )
     config_flag: Annotated[str, typer.Option(help="Or --extra_llm_api_options.")] = "--config"
     timeout: Annotated[float, typer.Option(help="Seconds for one repetition.")] = 3600.0
     start_timeout: Annotated[float, typer.Option(help="Seconds until a started server is ready.")] = 1800.0
@@ -109,21 +100,20 @@ class Settings:
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and stop.")] = False
 
     @property
-    def has_configs(self) -> bool:
-        """Whether the two sides are two YAML files."""
+    def by_bench(self) -> bool:
+        """Whether trtllm-bench measures two YAML files, and no server is started."""
         return self.engine == "tensorrt-llm"
 
     @property
     def command(self) -> list[str]:
         """The words that start the engine's program."""
-        return shlex.split(self.program) or [PROGRAMS[self.engine, self.via]]
+        return shlex.split(self.program) or [PROGRAMS[self.engine]]
 
     def config(self, mtp: int, variant: Variant) -> Path:
-        """YAML file of one side; the shipped ones of bench fit one GPU's checkpoint and kernels."""
+        """YAML file of one side; the shipped ones fit one GPU's checkpoint and kernels."""
         if self.configs is None:
             gpu = "b200" if compute_capability() >= 10 else "h200"  # h200 where there is no GPU
-            base = f"bench_{gpu}_tep8" if self.via == "bench" else "serve_tep8"
-            return combined_configs() / f"{base}_mtp{mtp}_{variant}.yaml"
+            return combined_configs() / f"bench_{gpu}_tep8_mtp{mtp}_{variant}.yaml"
         try:
             return Path(self.configs.format(mtp=mtp, variant=variant))
         except (KeyError, IndexError, ValueError):
@@ -134,22 +124,19 @@ class Settings:
     def start(self, prompt: Prompt, file: Path, mtp: int, variant: Variant, report: Path) -> list[str]:
         """The command that starts the engine's program, for one side."""
         limit = self.max_seq_len or prompt.max_seq_len(self.output_tokens)
-        server = ["--host", "127.0.0.1", "--port", str(self.port)]
         words = shlex.split(self.launcher)
-        if self.engine == "vllm":
+        if not self.by_bench:
             # The sides differ in one variable of the environment, which stands in the command.
             words += ["env", f"{DISABLE}={int(variant == 'off')}", *self.command, "serve"]
             words += [self.model_path, "--served-model-name"] if self.model_path else []
-            words += [self.model, *server, "--tensor-parallel-size", str(self.gpus)]
+            words += [self.model, "--host", "127.0.0.1", "--port", str(self.port)]
+            words += ["--tensor-parallel-size", str(self.gpus)]
             words += ["--max-num-seqs", str(self.concurrency)]
             words += ["--max-num-batched-tokens", str(self.max_num_tokens)]
             words += ["--max-model-len", str(limit)] if limit else []
             if mtp:
                 drafts = {"method": "mtp", "num_speculative_tokens": mtp}
                 words += ["--speculative-config", json.dumps(drafts)]
-        elif self.via == "serve":  # what is not here is in the YAML
-            words += [*self.command, self.model, *server]
-            words += [self.config_flag, str(self.config(mtp, variant))]
         else:
             # Without --model_path, trtllm-bench takes the model for a name on the hub, even a folder.
             checkpoint = self.model_path or (self.model if Path(self.model).is_dir() else None)
@@ -186,21 +173,21 @@ def plan_run(
     (repetition, variant), mtp = turn, case["MTP"]
     place = settings.out / f"mtp{mtp}_{case['prompt']}" / f"{variant}_{repetition}"
     report = Path(f"{place}.json")
-    read_report = read_bench_report if settings.via == "bench" else read_serve_report
+    read_report = read_bench_report if settings.by_bench else read_serve_report
     content = prompt.lines(settings.requests, settings.output_tokens)
     file = settings.out / "prompts" / f"{case['prompt']}_{text_hash(content)[:12]}.jsonl"
     inputs = {file.name: text_hash(content)}
-    if settings.has_configs:
+    if settings.by_bench:
         config = settings.config(mtp, variant)
         inputs[str(config)] = text_hash(config.read_text(encoding="utf-8"))
     server = None
     command = settings.start(prompt, file, mtp, variant, report)
-    if settings.via == "serve":
+    if not settings.by_bench:
         url = f"http://127.0.0.1:{settings.port}"
         server = Server(tuple(command), f"{url}/health", Path(f"{place}.server.log"))
         command = settings.load(file, url, report)
     return PlannedRun(
-        labels={**case, "variant": variant, "repetition": repetition, "order": settings.order},
+        labels={**case, "variant": variant, "repetition": repetition},
         command=tuple(command),
         log=Path(f"{place}.log"),
         inputs=inputs,
@@ -214,7 +201,7 @@ def plan_run(
 
 def check_settings(settings: Settings, mtps: Sequence[int]) -> None:
     """Require that each pair of files is a fair comparison of its MTP setting."""
-    if not settings.has_configs:
+    if not settings.by_bench:
         return
     if settings.configs is None and (unknown := [str(mtp) for mtp in mtps if mtp not in MTP]):
         raise InputError(
@@ -238,10 +225,10 @@ def read_prompts(settings: Settings) -> dict[str, Prompt]:
         label, name = match.groups()
         prompt = read_prompt(Path(name), settings.entry)
         if prompt.form == "messages" and settings.tokenizer is not None:
-            prompt = apply_template(prompt, settings.tokenizer, as_text=settings.via != "bench")
+            prompt = apply_template(prompt, settings.tokenizer, as_text=not settings.by_bench)
         if prompt.form == "messages":
             raise InputError(f"{name}: wanted no chat messages; --tokenizer MODEL applies its template")
-        if prompt.form == "input_ids" and settings.via != "bench":
+        if prompt.form == "input_ids" and not settings.by_bench:
             raise InputError(f"{name}: wanted a text, which the client of a server sends, got token ids")
         prompts[label] = prompt
     refuse_repeats([item.partition("=")[0] for item in settings.prompts], "--prompts")
@@ -249,13 +236,9 @@ def read_prompts(settings: Settings) -> dict[str, Prompt]:
 
 
 @options_of(Settings)
-def main(given: Settings) -> None:
+def main(settings: Settings) -> None:
     """Measure TPOT with the heuristic top-k off and on, taking turns."""
-    settings = replace(given, via=given.via or ("serve" if given.engine == "vllm" else "bench"))
-    engine, via, order = settings.engine, settings.via, settings.order
-    if engine == "vllm" and via == "bench":
-        raise typer.BadParameter("wanted serve for vLLM, got bench", param_hint="--via")
-    if engine == "vllm" and settings.configs is not None:
+    if not settings.by_bench and settings.configs is not None:
         raise typer.BadParameter(
             "wanted none for vLLM, whose sides differ in GVR_TOPK_DISABLE alone", param_hint="--configs"
         )
@@ -265,25 +248,22 @@ def main(given: Settings) -> None:
     fixed = read_prompts(settings)
     check_settings(settings, mtps)
     cases: list[dict[str, Any]] = [{"MTP": setting, "prompt": label} for setting in mtps for label in fixed]
-    package = "vllm" if engine == "vllm" else "tensorrt_llm"
-    build = build_identity(settings.command[0], package)
+    build = build_identity(settings.command[0], "tensorrt_llm" if settings.by_bench else "vllm")
     planned = [
         plan_run(settings, case, fixed[case["prompt"]], turn, build)
         for case in cases
-        for turn in variant_order(settings.repetitions, order)
+        for turn in variant_order(settings.repetitions)
     ]
     family = store.family(cases)
-    spreads = {f"MTP {setting}": (100 * paper_sd(setting), EFFECTS) for setting in sorted(mtps)}
     outcome = run_campaign(
         planned,
         store,
-        describe_power(spreads, settings.repetitions, order, ERROR_RATE / 2 / family, "per cent"),
         Limits(settings.timeout, settings.start_timeout, settings.keep_going),
         program=[*shlex.split(settings.launcher), *settings.command],
         option="--program",
         dry_run=settings.dry_run,
     )
-    compared = outcome.compare(cases, "tpot_ms", order, family, math.log)
+    compared = outcome.compare(cases, "tpot_ms", family, math.log)
     typer.echo(f"\n{tpot_table(compared)}\n")
     outcome.report(settings.out, family, compared)
     if len(outcome.records) == len(planned):

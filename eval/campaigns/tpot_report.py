@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from eval.campaigns.runs import Comparison
 from eval.common.tables import markdown_table
 
@@ -29,13 +27,6 @@ PAPER_DAR = {
     (3, "100K"): (0.59, 0.58),
 }
 """Mean draft acceptance rate in the paper, off and on (table 13)."""
-
-
-def paper_sd(mtp: int) -> float:
-    """Relative standard deviation of the paper's repetitions with this MTP setting; else of all of them."""
-    sides = [side for (setting, _), both in PAPER.items() for side in both if setting == mtp]
-    every = [side for both in PAPER.values() for side in both]
-    return math.sqrt(np.log(sides or every).var(axis=1, ddof=1).mean())
 
 
 def paper_reduction(case: Mapping[str, Any]) -> float | None:

@@ -94,7 +94,7 @@ MASK_NAMES = {
     "mask:99_percent": "99 % masked",
 }
 HARD_SHAPE = (131072, 1)
-"""Length and batch of the masked and rescaled rows that are shown, and of rows with fewer CTAs."""
+"""Length and batch of the masked and rescaled rows that are shown."""
 TRACE_STEPS = 256
 """Steps of a trace: its first row is shorter than its last by one less."""
 FLOOR_SHAPES = (*SHAPES, (262144, 1), (131072, 8), (1048576, 64))
@@ -168,7 +168,6 @@ def performance() -> str:
         [f"{cell['k']:,}", cell_name(cell), *(shown(index.figure(cell["key"], impl)) for impl in v4)]
         for cell in index.group("v4")
     )
-    sweep = files.one("tune.json")
     kept = (f"{keep**0.5:.2f}" for keep in sorted({cell["keep"] for cell in index.group("main")}))
     values |= {
         "folder": RESULTS.name,
@@ -191,7 +190,6 @@ def performance() -> str:
         "sharded": sharded(files),
         "fuzz": fuzzed(files),
         "blocks": blocks(index),
-        "sweep": sweep and {"source": source_of(sweep), "us": fewer_ctas(sweep)},
     }
     return render("performance.md.j2", **values, older=older_kernels(files.quoted))
 
@@ -222,7 +220,6 @@ def common_values(files: Results) -> tuple[dict[str, Any], Index, dict[str, Any]
         "faster": [f"{named[impl]} at {_where(cells)}" for impl, cells in faster_cells(index).items()],
         "selections": selections(bench, peers),
         "host": host_time(files),
-        "decode": simulated(files),
         "stress": stressed(files),
     }
     return bench, index, values
@@ -244,10 +241,7 @@ def by_batch(shapes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def trace_name(cell: Cell) -> str:
     """Name of the trace that a cell's rows are of, without what all have in common; empty for other rows."""
-    return short_trace(str(cell["rows"].partition(":")[2]))
-
-
-def short_trace(name: str) -> str:
+    name = str(cell["rows"].partition(":")[2])
     return name.removeprefix("smollm2_dsaidx_").removesuffix("_32k")
 
 
@@ -519,22 +513,6 @@ def sharded(files: Results) -> dict[str, Any] | None:
     return data | {"source": source_of(data), "table": table(ways, lines)}
 
 
-def simulated(files: Results) -> dict[str, Any] | None:
-    """What the simulated decode compared, and what a step takes on the GPU and on the host."""
-    decode = files.one("simulated_decode.json")
-    if decode is None:
-        return None
-    refuse_if(decode["sets"]["different"], "simulated_decode.json", "no different set")
-    kinds = decode["hook_us"].values()
-    steps = sum(its["steps"] for its in kinds)
-    return decode | {
-        "source": source_of(decode),
-        "hook_mean": sum(its["median"] * its["steps"] for its in kinds) / steps,
-        "hook_steps": steps,
-        "traces": [short_trace(name) for name in decode["setup"]["traces"]],
-    }
-
-
 def stressed(files: Results) -> dict[str, Any]:
     """Runs of today's kernels ``beside`` other work, under ``delays``, and on arguments that are rewritten.
 
@@ -577,13 +555,6 @@ def _counted(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         "arguments": len({way.partition(":")[0] for way in ways}),
         "disturbed": sum(result.get("disturbed_launches", 0) for result in results),
     }
-
-
-def fewer_ctas(sweep: Mapping[str, Any]) -> dict[str, float]:
-    """Microseconds by CTAs per row at one shape."""
-    shape = (*HARD_SHAPE, "fp32")
-    (us,) = [each["us"] for each in sweep["shapes"] if (each["n"], each["batch"], each["dtype"]) == shape]
-    return dict(us)
 
 
 def fuzzed(files: Results) -> dict[str, Any] | None:

@@ -66,13 +66,7 @@ class ShardedArguments(NamedTuple):
 
 
 def check_sharded(a: ShardedArguments) -> None:
-    """Refuse wrong arguments of a call through the memory of peers.
-
-    Raises
-    ------
-    ValueError
-        The message names the argument, what was wanted and what was got.
-    """
+    """Refuse wrong arguments of a call through the memory of peers."""
     SHARDED.score_rows(a.logits)
     rows = a.logits.shape[0]
     SHARDED.integer("k", a.k, 1, PEER_MAX_K)
@@ -111,16 +105,8 @@ INBOX_WORDS = 2 * PEER_CTAS * PEER_CELLS
 class Peers:
     """What a rank needs of the others for `ShardedArguments`.
 
-    Parameters
-    ----------
-    rank : int
-    addresses : sequence of int
-        Where the memory of each rank lies, `INBOX_WORDS` numbers of 8 bytes, which were 0 at the start.
-    device : torch.device
-    timeout_s : float
-        How long an exchange waits for a rank, in seconds.
-    owner : Any, optional
-        What the memory belongs to, and goes with.
+    `addresses` say where the memory of each rank lies, `INBOX_WORDS` numbers of 8 bytes, which were 0 at the
+    start. An exchange waits `timeout_s` seconds for a rank. The memory belongs to `owner`, and goes with it.
     """
 
     def __init__(
@@ -166,10 +152,7 @@ def connect(
 ) -> Peers | None:
     """Share memory among all ranks of a group, which must all call this.
 
-    Returns
-    -------
-    Peers or None
-        None if the ranks are too many, on several hosts, or cannot reach each other's memory: on all ranks.
+    All ranks get None if they are too many, on several hosts, or cannot reach each other's memory.
     """
     world = group.size()
     hosts = exchange(torch.tensor([[_host()]], device=device))

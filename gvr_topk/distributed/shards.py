@@ -198,11 +198,8 @@ class Shards:
     def first_exchange(self, records: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
         """Exchange the first records of a call, with headers that must agree.
 
-        Returns
-        -------
-        gathered : Tensor, ``[world, rows, n]``
-        agreed : Tensor, bool, no dimension
-            Whether all headers are equal. On a CPU they are: otherwise every rank raises.
+        Returns the records of all ranks, ``[world, rows, n]``, and whether all headers are equal, without a
+        dimension. On a CPU they are: otherwise every rank raises.
         """
         if not self._late:
             # By itself, because records of different sizes end the process in gloo.

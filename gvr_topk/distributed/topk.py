@@ -151,13 +151,6 @@ def sharded_topk(
     Over collectives, each rank sends ``8 * (1 + record)`` bytes for each row and round, and once a call a
     header. Without `expected`, nothing is read on the host. NCCL needs one call before the first that a CUDA
     graph captures.
-
-    Examples
-    --------
-    Two ranks have parts of one row, of which every second position is the other's:
-
-    >>> shards = Shards(ownership=1)  # doctest: +SKIP
-    >>> sharded_topk(logits, lengths, 2048, shards=shards).positions  # doctest: +SKIP
     """
     k = CHECKS.integer("k", k)
     gather = CHECKS.flag("gather", gather)

@@ -58,9 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--offset", type=int, metavar="P", help="hint offset, instead of the YAML's")
     parser.add_argument("--steps", type=int, metavar="COUNT", help="steps to run; default: all")
     parser.add_argument("--k", type=int, help=f"items per row, 1 to {MAX_WIDTH}, instead of the YAML's")
-    parser.add_argument(
-        "--device", help="cpu or cuda; cuda times the kernels too (default: cuda, if kernels can run here)"
-    )
+    parser.add_argument("--device", help="cpu or cuda (default: cuda, if kernels can run here)")
     parser.add_argument(
         "--paper", action="store_true", help="replay the paper's kernel too, beside its figures"
     )
@@ -120,9 +118,8 @@ def run(options: argparse.Namespace) -> bool:
         return result.is_exact
     console = Console()
     console.print(report.build_table(result))
-    for table in (report.build_paper_table(result), report.build_timing_table(result)):
-        if table is not None:
-            console.print(table)
+    if (table := report.build_paper_table(result)) is not None:
+        console.print(table)
     for line in [*report.describe_outcome(result), *(f"wrote {path}" for path in written), verdict]:
         print(line)
     return result.is_exact

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -67,8 +67,6 @@ SNAP_LIMIT = 32
 paper saw at most 20 steps on real rows."""
 
 _KEY_END = KEY_NAN + 1
-_KEY_NEG_INF = 0x007FFFFF
-_KEY_POS_INF = 0xFF800000
 _NAN = np.float32(np.nan)
 _NOTHING: Floats = np.empty(0, dtype=np.float32)
 
@@ -86,20 +84,13 @@ class RowStats:
     """Share of the gathered values at or above the k-th value, for the next step's quantile guess; None when
     nothing was gathered."""
     guess: str  # where the first threshold came from: a `gvr_topk.constants.GuessSource` in lower case
-    t0: float  # the first threshold; NaN for a short row
     passes: int  # counting passes over the row (phase 2)
-    counts: tuple[int, ...]  # of each pass, in order
-    thresholds: tuple[float, ...]  # of each pass, in order
-    bracket: tuple[float, float]
-    """The last thresholds known to be too low (count above capacity) and too high (count below `k`); infinite
-    where no pass found one."""
     done: str
     """A `gvr_topk.constants.SearchEnd` in lower case: ``short`` (n <= k, nothing to search), ``guess`` (the
     first threshold was good), ``secant``, ``tie``, ``bisect``, ``key`` (the kind of step that ended the
     search), or ``tie_key`` (more than `capacity` values at or above the k-th, because of ties)."""
     candidates: int  # elements collected in phase 3
     snap_iterations: int  # scans of the candidates in phase 4 after the first histogram
-    kth_value: float  # the k-th largest value; the smallest value of a short row, NaN when the row is empty
 
 
 @dataclass(frozen=True)
@@ -122,6 +113,9 @@ def topk_row(
 ) -> RowResult:
     """Exact top-k of one row by guess, verify, collect and refine.
 
+    Which items and in what order: see `gvr_topk.contract`. Neither depends on the hint, the guess or the
+    capacity.
+
     Parameters
     ----------
     row : ndarray, shape [n], float32
@@ -129,34 +123,23 @@ def topk_row(
     k : int
         Items wanted, at least 1.
     hint : ndarray, shape [any], integer, optional
-        Positions guessed to be in the result, usually the step before's. Any content is safe;
-        negative entries are padding.
+        Positions guessed to be in the result, usually the step before's. Any content is safe; negative
+        entries are padding.
     hint_offset : int
         Added to every non-negative hinted position: position-relative scores move with the query.
     guess : {"mean", "quantile"}
-        First threshold: the mean of the gathered values, as the paper has it, or the quantile that
-        `alpha` names.
+        First threshold: the mean of the gathered values, as the paper has it, or the quantile that `alpha`
+        names.
     alpha : float, optional
-        ``RowStats.alpha`` of the step before. None, or a number outside of 0 to 1, means unknown: then the
-        mean is taken.
+        ``RowStats.alpha`` of the step before. None, or a number outside of 0 to 1: the mean is taken.
     capacity : int
         Most candidates that refinement can hold, at least `k`.
-
-    Returns
-    -------
-    RowResult
-
-    Notes
-    -----
-    Which items and in what order: see `gvr_topk.contract`. Neither depends on the hint, the guess
-    or the capacity.
 
     Examples
     --------
     >>> topk_row(np.array([3, 1, 2, 3], dtype=np.float32), 2).indices
     array([0, 3], dtype=int32)
     """
-    _check_arguments(row, k, hint, guess, capacity)
     n = len(row)
     positions = _hinted_positions(hint, hint_offset, n)
     gathered = row[positions]
@@ -164,7 +147,7 @@ def topk_row(
         indices = np.arange(n)
         kth_key = int(_keys(row).min()) if n else KEY_NAN
         candidates = n
-        found = _Verified(_KEY_NEG_INF, SearchEnd.SHORT, (), (), (-math.inf, math.inf))
+        found = _Verified(0, SearchEnd.SHORT, 0)
         first, snaps = _Guess(math.nan, _NOTHING, 0, GuessSource.NONE.name.lower()), 0
     else:
         first = _guess(row, gathered, guess, alpha, k, capacity)
@@ -183,15 +166,10 @@ def topk_row(
         hit_ratio=hits / k,
         alpha=float(np.mean(_keys(gathered) >= kth_key)) if len(gathered) else None,
         guess=first.source,
-        t0=first.threshold,
-        passes=len(found.counts),
-        counts=found.counts,
-        thresholds=found.thresholds,
-        bracket=found.bracket,
+        passes=found.passes,
         done=DONE[found.done],
         candidates=candidates,
         snap_iterations=snaps,
-        kth_value=_key_to_float(kth_key),
     )
     padded = np.full(k, -1, dtype=np.int32)
     padded[: len(indices)] = indices
@@ -214,9 +192,7 @@ class _Verified:
 
     threshold_key: int
     done: SearchEnd
-    counts: tuple[int, ...]
-    thresholds: tuple[float, ...]
-    bracket: tuple[float, float]
+    passes: int
 
 
 def _guess(
@@ -265,7 +241,7 @@ def _verify(row: Floats, first: _Guess, k: int, capacity: int) -> _Verified:
         count = int(np.count_nonzero(keys >= _key_of(step)))
         points.append((step, count))
         if k <= count <= capacity:
-            return _verified(_key_of(step), done, points, low, high)
+            return _Verified(_key_of(step), done, len(points))
         if count > capacity:
             low = points[-1]
         else:
@@ -276,9 +252,8 @@ def _verify(row: Floats, first: _Guess, k: int, capacity: int) -> _Verified:
     # At least k elements may reach +inf itself (infinities, NaNs), so an upper end that no pass measured lies
     # beyond NaN.
     top = _key_of(high[0]) if math.isfinite(high[0]) else _KEY_END
-    key, is_tie_key, trail = _bisect_keys(keys, k, capacity, (_key_of(low[0]), low[1]), top)
-    points += [(np.float32(_key_to_float(middle)), count) for middle, count in trail]
-    return _verified(key, SearchEnd.TIE_KEY if is_tie_key else SearchEnd.KEY, points, low, high)
+    key, is_tie_key, passes = _bisect_keys(keys, k, capacity, (_key_of(low[0]), low[1]), top)
+    return _Verified(key, SearchEnd.TIE_KEY if is_tie_key else SearchEnd.KEY, len(points) + passes)
 
 
 def _next_threshold(
@@ -348,35 +323,26 @@ def _finite_extremes(row: Floats) -> tuple[np.float32, np.float32]:
     return (finite.min(), finite.max()) if len(finite) else (_NAN, _NAN)
 
 
-def _bisect_keys(
-    keys: Ints, k: int, capacity: int, low: tuple[int, int], top: int
-) -> tuple[int, bool, list[tuple[int, int]]]:
+def _bisect_keys(keys: Ints, k: int, capacity: int, low: tuple[int, int], top: int) -> tuple[int, bool, int]:
     """Search the key for a threshold with ``k <= count <= capacity``, in at most 32 counts.
 
     `low` is a key with its count, `top` a key, and ``count(low) >= k > count(top)``. Each count also yields
-    the two keys next to the middle, and the bracket shrinks to them: empty stretches of the key,
-    such as the one between a plateau of zeros and the smallest positive value, cost one count.
-
-    Returns
-    -------
-    key : int
-        The threshold.
-    is_tie_key : bool
-        True when `key` is the k-th value and still more than `capacity` elements reach it.
-    trail : list of (key, count)
+    the two keys next to the middle, and the bracket shrinks to them: empty stretches of the key, such as the
+    one between a plateau of zeros and the smallest positive value, cost one count. Returns the threshold;
+    whether it is the k-th value and still more than `capacity` elements reach it; and the number of counts.
     """
     bottom, bottom_count = low
-    trail: list[tuple[int, int]] = []
+    passes = 0
     while bottom_count > capacity and top - bottom > 1:
         middle = (bottom + top) // 2
         reach = keys >= middle
         count = int(np.count_nonzero(reach))
-        trail.append((middle, count))
+        passes += 1
         if count >= k:
             bottom, bottom_count = int(keys[reach].min()), count
         else:
             top = int(keys[~reach].max()) + 1
-    return bottom, bottom_count > capacity, trail
+    return bottom, bottom_count > capacity, passes
 
 
 def _collect(row: Floats, found: _Verified, k: int) -> Ints:
@@ -488,35 +454,6 @@ def _upper_quantile(values: Floats, share: float) -> float:
     return float(np.sort(values)[::-1][min(max(rank, 1), len(values)) - 1])
 
 
-def _verified(key: int, done: SearchEnd, points: list[Point], low: Point, high: Point) -> _Verified:
-    thresholds, counts = zip(*points, strict=True)
-    bracket = (float(low[0]), float(high[0]))
-    return _Verified(key, done, counts, tuple(map(float, thresholds)), bracket)
-
-
-def _check_arguments(
-    row: Floats, k: int, hint: npt.NDArray[np.integer] | None, guess: GuessKind, capacity: int
-) -> None:
-    if not isinstance(row, np.ndarray) or row.dtype != np.float32 or row.ndim != 1:
-        raise ValueError(f"row: wanted a 1-D float32 array, got {_describe(row)}")
-    if k < 1:
-        raise ValueError(f"k: wanted at least 1, got {k}")
-    if capacity < k:
-        raise ValueError(f"capacity: wanted at least k = {k}, got {capacity}")
-    if guess not in get_args(GuessKind):
-        raise ValueError(f"guess: wanted one of {get_args(GuessKind)}, got {guess!r}")
-    if hint is not None and (
-        not isinstance(hint, np.ndarray) or not np.issubdtype(hint.dtype, np.integer) or hint.ndim != 1
-    ):
-        raise ValueError(f"hint: wanted a 1-D integer array, got {_describe(hint)}")
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, np.ndarray):
-        return f"{value.ndim}-D {value.dtype}"
-    return type(value).__name__
-
-
 def _keys(values: Floats) -> Ints:
     return order_key(torch.from_numpy(np.array(values, dtype=np.float32))).numpy()
 
@@ -524,13 +461,3 @@ def _keys(values: Floats) -> Ints:
 def _key_of(value: np.float32) -> int:
     """Key of one float32."""
     return int(_keys(np.array([value], dtype=np.float32))[0])
-
-
-def _key_to_float(key: int) -> float:
-    """The float32 that has this key; keys outside the numbers are -inf and NaN."""
-    if key > _KEY_POS_INF:
-        return math.nan
-    if key < _KEY_NEG_INF:
-        return -math.inf
-    bits = key - 0x80000000 if key >= 0x80000000 else 0xFFFFFFFF - key
-    return float(np.array([bits], dtype=np.uint32).view(np.float32)[0])

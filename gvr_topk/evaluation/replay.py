@@ -30,16 +30,11 @@ from gvr_topk.policy import GateDecision, asks_for_hint, can_use_heuristic, pars
 from gvr_topk.request_slots import RequestSlots
 from gvr_topk.state import TopkState
 
-FORMAT = "gvr_topk.replay/4"
+FORMAT = "gvr_topk.replay/5"
 """Name of the JSON layout."""
 
 PATHS = ("auto", "no_hint", "radix_rounds")
 """Paths that run at every step, whatever the configuration asks for."""
-
-TIMED_PATHS = ("paper_gvr", "no_hint", "radix_rounds", "auto")
-TIMED_STEPS = 8
-GRAPH_LAUNCHES = 20
-GRAPH_REPLAYS = 11
 
 _POISON = -7
 _REQUEST = "replay"
@@ -101,27 +96,6 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
-class ScoreSnapshot:
-    """Scores of one step as a histogram, and the k-th score."""
-
-    step: int
-    edges: npt.NDArray[np.float64]
-    counts: npt.NDArray[np.int64]
-    kth_value: float
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Time of one path at one step; `microseconds` is None if the path did not run, and `note` says why."""
-
-    path: str
-    step: int
-    length: int
-    microseconds: float | None
-    note: str = ""
-
-
-@dataclass(frozen=True)
 class ReplayResult:
     """Outcome of a replay."""
 
@@ -132,8 +106,6 @@ class ReplayResult:
     heuristic_enabled: bool
     variants: tuple[Variant, ...]
     records: tuple[StepRecord, ...]
-    snapshot: ScoreSnapshot
-    timings: tuple[Timing, ...]
     seconds: float
 
     @property
@@ -156,8 +128,8 @@ class ReplayResult:
         return [row for row in rows if row.hint_valid and row.done != "short"]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data for JSON; non-finite numbers become strings."""
-        data = {
+        """Everything as plain data for JSON."""
+        return {
             "format": FORMAT,
             "source": self.source,
             "device": self.device,
@@ -178,9 +150,7 @@ class ReplayResult:
                 for index, variant in enumerate(self.variants)
             ],
             "records": [asdict(record) for record in self.records],
-            "timings": [asdict(timing) for timing in self.timings],
         }
-        return _plain(data)
 
 
 def summarize_path(rows: list[StepStats], k: int) -> dict[str, Any]:
@@ -247,33 +217,12 @@ def replay(
     paper: bool = False,
     on_step: Callable[[int], None] | None = None,
 ) -> ReplayResult:
-    """Replay consecutive decode steps of one layer and one request.
+    """Replay consecutive decode steps of one layer and one request, the first `steps` of them (default: all).
 
-    Parameters
-    ----------
-    source : ScoreSource
-        Trace or generator.
-    config : ServeConfig
-        Decides as in serving: whether the hint is used, k, offset, forced path.
-    k, hint_offset : int, optional
-        Override the configuration.
-    steps : int, optional
-        Steps to run, from the first; default all.
-    device : str
-        ``cpu`` or ``cuda``. On CUDA the paths are timed as well.
-    paper : bool
-        Run the paper's four phases as well, in every variant.
-    on_step : callable, optional
-        Called with the number of finished steps.
-
-    Returns
-    -------
-    ReplayResult
-
-    Raises
-    ------
-    ValueError
-        An argument out of range; the message names it.
+    `config` decides as in serving whether the hint is used, k, offset and forced path; `k` and `hint_offset`
+    overrule it. `device` is ``cpu`` or ``cuda``. `paper` runs the paper's four phases as well, in every
+    variant. `on_step` is called with the number of finished steps. An argument out of range is a
+    `ValueError`.
     """
     k = config.index_topk if k is None else k
     count = source.steps if steps is None else steps
@@ -285,7 +234,7 @@ def replay(
     started = time.perf_counter()
     with _one_thread():
         path = _ServingPath(source, config, options, k, count, device)
-        records, snapshot, timings = _run(source, path, variants, k, count, on_step)
+        records = _run(source, path, variants, k, count, on_step)
     return ReplayResult(
         source=source.name,
         device=path.device_name,
@@ -294,8 +243,6 @@ def replay(
         heuristic_enabled=config.heuristic_enabled,
         variants=variants,
         records=tuple(records),
-        snapshot=snapshot,
-        timings=tuple(timings),
         seconds=time.perf_counter() - started,
     )
 
@@ -307,15 +254,12 @@ def _run(
     k: int,
     count: int,
     on_step: Callable[[int], None] | None,
-) -> tuple[list[StepRecord], ScoreSnapshot, list[Timing]]:
+) -> list[StepRecord]:
     records: list[StepRecord] = []
     alphas: list[float | None] = [None] * len(variants)
-    snapshot: ScoreSnapshot | None = None
-    timings: list[Timing] = []
-    timed = _spread(count, TIMED_STEPS) if path.device.type == "cuda" else set()
     for step in range(count):
         scores = source.scores(step)
-        hint, word = path.hint(), path.word()
+        hint = path.hint()
         decision, got, op_stats = path.step(scores)
         expected = sorted_topk(torch.from_numpy(scores)[None], torch.tensor([len(scores)]), k)[0]
         by_path = path.step_each(decision)
@@ -345,17 +289,9 @@ def _run(
                 variants=tuple(row.stats for row in rows),
             )
         )
-        if step == count // 2:
-            counts, edges = np.histogram(scores[np.isfinite(scores)], bins=160)
-            chosen = scores[expected[expected >= 0].numpy()]
-            kth_value = float(chosen.min()) if len(scores) >= k else float("nan")
-            snapshot = ScoreSnapshot(step, edges, counts, kth_value)
-        if step in timed:
-            timings += path.time_step(step, scores, hint, word)
         if on_step is not None:
             on_step(step + 1)
-    assert snapshot is not None  # count >= 1
-    return records, snapshot, timings
+    return records
 
 
 class _ServingPath:
@@ -391,10 +327,6 @@ class _ServingPath:
         positions = self.requests.indices
         assert positions is not None  # a replay reports hit ratios, so it keeps them
         return positions[0, self.slot].cpu().numpy().copy()
-
-    def word(self) -> Tensor:
-        """Return what the coming step will predict from: the whole slot, ``[4]``."""
-        return self.requests.words[0, self.slot].clone()
 
     def step(self, scores: npt.NDArray[np.float32]) -> tuple[GateDecision, Tensor, StepStats]:
         """Run gate and op for one step, on poisoned buffers."""
@@ -442,69 +374,14 @@ class _ServingPath:
             slots=self.requests.num_slots,
             min_length=shortest,
             max_length=longest,
-            known=float(self.word()[0]) != STATE_UNKNOWN,
+            known=float(self.requests.words[0, self.slot, 0]) != STATE_UNKNOWN,
         )
-
-    def time_step(
-        self, step: int, scores: npt.NDArray[np.float32], hint: npt.NDArray[np.int32], word: Tensor
-    ) -> list[Timing]:
-        """Time each path from the state before this step: CUDA graph, warm L2, median of the replays."""
-        self._load(scores)
-        timings = []
-        for path in TIMED_PATHS:
-            try:
-                microseconds = self._time_path(path, torch.from_numpy(hint).to(self.device), word)
-                timings.append(Timing(path, step, len(scores), microseconds))
-            except (RuntimeError, ValueError) as error:
-                timings.append(Timing(path, step, len(scores), None, str(error).splitlines()[0]))
-        return timings
 
     def _load(self, scores: npt.NDArray[np.float32]) -> None:
         # NaN ranks above everything: one element read past the row would show in the result.
         self.logits.fill_(float("nan"))
         self.logits[0, : len(scores)].copy_(torch.from_numpy(scores))
         self.seq_lens.fill_(len(scores))
-
-    def _time_path(self, path: str, hint: Tensor, word: Tensor) -> float:
-        # The op writes back what the next step starts from, so every launch after the first would find a
-        # perfect state. Each launch therefore has its own copy of the state, which is restored before each
-        # replay.
-        hints = hint.expand(GRAPH_LAUNCHES, 1, -1).clone()
-        words = word.expand(GRAPH_LAUNCHES, 1, -1).clone()
-        out = torch.empty_like(self.out)
-
-        def launch(index: int) -> None:
-            indexer_topk_decode(
-                self.logits,
-                self.seq_lens,
-                self.k,
-                out=out,
-                state=TopkState.of(words[index], hints[index], self.k),
-                path=path,
-                max_ctas=self.options.max_ctas,
-                hint_offset=self.options.hint_offset,
-            )
-
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            launch(0)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for index in range(GRAPH_LAUNCHES):
-                launch(index)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        samples = []
-        for _ in range(GRAPH_REPLAYS):
-            hints.copy_(hint.expand_as(hints))
-            words.copy_(word.expand_as(words))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            samples.append(1000.0 * begin.elapsed_time(end) / GRAPH_LAUNCHES)
-        return float(np.median(samples))
 
 
 @contextmanager
@@ -544,21 +421,5 @@ def _check(source: ScoreSource, k: int, steps: int, device: str) -> None:
         raise ValueError("device: wanted a CUDA device that torch can use, got none")
 
 
-def _spread(count: int, wanted: int) -> set[int]:
-    """Return steps spread over the replay; the first step has no hint and is left out if possible."""
-    return set(np.linspace(min(1, count - 1), count - 1, min(count, wanted)).round().astype(int).tolist())
-
-
 def _mean(values: Any) -> float | None:
     return float(np.mean(values)) if len(values) else None
-
-
-def _plain(value: Any) -> Any:
-    """Return the same data in types that strict JSON knows."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return str(value)
-    return value

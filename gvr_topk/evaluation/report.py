@@ -140,21 +140,6 @@ def _where(result: ReplayResult) -> str:
     return cpu if result.device == "cpu" else f"its kernels on {result.device}"
 
 
-def build_timing_table(result: ReplayResult) -> Table | None:
-    """Build the table of microseconds of each path at each timed step; None if nothing was timed."""
-    if not result.timings:
-        return None
-    table = Table(
-        title=f"us per launch on {result.device}: CUDA graph, warm L2, median", title_justify="left"
-    )
-    for name in ("step", "n", "path", "us"):
-        table.add_column(name, justify="left" if name == "path" else "right")
-    for timing in result.timings:
-        time = timing.note if timing.microseconds is None else f"{timing.microseconds:.2f}"
-        table.add_row(str(timing.step), f"{timing.length:,}", timing.path, time)
-    return table
-
-
 def save_json(result: ReplayResult, folder: Path) -> Path:
     """Write ``<source>.json`` into `folder`; layout as `ReplayResult.to_dict`."""
     path = folder / f"{result.source}.json"
@@ -163,11 +148,8 @@ def save_json(result: ReplayResult, folder: Path) -> Path:
 
 
 def save_plots(result: ReplayResult, folder: Path) -> list[Path]:
-    """Write plots as PNG into `folder`: hit ratio, scores, the kernels' candidates, the paper's passes."""
-    plots: list[tuple[str, Callable[[Axes, ReplayResult], None], int]] = [
-        ("hit_ratio", _plot_hit_ratio, 3),
-        ("scores", _plot_scores, 2),
-    ]
+    """Write plots as PNG into `folder`: hit ratio, the kernels' candidates, the paper's passes."""
+    plots: list[tuple[str, Callable[[Axes, ReplayResult], None], int]] = [("hit_ratio", _plot_hit_ratio, 3)]
     if result.device != "cpu":
         plots.append(("candidates", _plot_candidates, 2))
     if result.variants:
@@ -305,19 +287,3 @@ def _plot_candidates(axes: Axes, result: ReplayResult) -> None:
         ylabel="candidates",
     )
     axes.set_ylim(bottom=0)
-
-
-def _plot_scores(axes: Axes, result: ReplayResult) -> None:
-    snapshot = result.snapshot
-    axes.stairs(snapshot.counts, snapshot.edges, fill=True, color="#BBD5EA", edgecolor="#0072B2")
-    if snapshot.counts.any():  # a row without a finite score has no logarithm to scale to
-        axes.set_yscale("log")
-    if np.isfinite(snapshot.kth_value):
-        label = f"k-th score {snapshot.kth_value:.3g} (k = {result.k:,})"
-        axes.axvline(snapshot.kth_value, color="black", linewidth=1.6, label=label)
-    axes.set(
-        title=f"{result.source}: scores of step {snapshot.step} "
-        f"(n = {result.records[snapshot.step].length:,})",
-        xlabel="indexer score",
-        ylabel="positions per bin (log)",
-    )

@@ -74,10 +74,10 @@ class LayerGenerator:
     """Consecutive decode steps of one synthetic layer; a `gvr_topk.evaluation.trace.ScoreSource`.
 
     Every key has a normal score ``z = sqrt(w) u + sqrt(1 - w) v``: `u` stays with the key, and `v` changes
-    from step to step as a first-order autoregression. Along the positions both are first-order
-    autoregressions, too. The row is the family's quantile function at ``Phi(z)``, and each row draws its
-    family. One key is appended at each step. Families are monotone, so they shape the search for a threshold
-    and leave the hit ratio to `correlation` alone.
+    from step to step as a first-order autoregression. ``w`` is 0.7, and 0 in layers 0 and 1. Along the
+    positions both are first-order autoregressions, too. The row is the family's quantile function at
+    ``Phi(z)``, and each row draws its family. One key is appended at each step. Families are monotone, so
+    they shape the search for a threshold and leave the hit ratio to the layer's correlation alone.
 
     Parameters
     ----------
@@ -89,9 +89,6 @@ class LayerGenerator:
         Number of decode steps.
     seed : int
         Same seed, same rows, whatever the order of the calls.
-    correlation : float, optional
-        Correlation of ``z`` between consecutive steps, in [-1, 1]; the layer's own by default.
-        ``w`` is 0.7 from 0.7 upwards and falls with it below.
 
     Notes
     -----
@@ -102,30 +99,14 @@ class LayerGenerator:
     hit ratio  .016  .022  .447  .445  .447  .433  .442  .445  .479
     =========  ====  ====  ====  ====  ====  ====  ====  ====  ====
 
-    The paper reports .44 for layers 20-60 together and .015 for layers 0-1. By `correlation`:
-
-    ===========  ====  ====  ====  ====  ====  ====  ====  ====
-    correlation     0    .5    .7    .8    .9   .95   .99     1
-    hit ratio    .029  .199  .347  .453  .606  .718  .873     1
-    ===========  ====  ====  ====  ====  ====  ====  ====  ====
+    The paper reports .44 for layers 20-60 together and .015 for layers 0-1.
 
     Positions do not move with the query here, so a hint offset other than 0 only lowers the ratio.
     SciPy is imported on construction, not with the module.
     """
 
-    def __init__(
-        self, layer: int, n_start: int, steps: int, seed: int = 0, *, correlation: float | None = None
-    ) -> None:
-        if layer not in LAYERS:
-            raise ValueError(f"layer: wanted one of {sorted(LAYERS)}, got {layer}")
-        if n_start < 1:
-            raise ValueError(f"n_start: wanted at least 1, got {n_start}")
-        if steps < 1:
-            raise ValueError(f"steps: wanted at least 1, got {steps}")
-        if correlation is None:
-            correlation = LAYERS[layer].correlation
-        if not -1 <= correlation <= 1:
-            raise ValueError(f"correlation: wanted -1 <= correlation <= 1, got {correlation}")
+    def __init__(self, layer: int, n_start: int, steps: int, seed: int = 0) -> None:
+        correlation = LAYERS[layer].correlation
         self.layer = layer
         self.n_start = n_start
         self.seed = seed
@@ -210,20 +191,12 @@ def _quantile_table(family: Family) -> tuple[npt.NDArray[np.float64], npt.NDArra
     return z, (values - mean) / np.sqrt(density @ (values - mean) ** 2)
 
 
-def _generator(n: int, k: int, seed: int) -> np.random.Generator:
-    """Return the random generator of the adversarial cases, after a check of the sizes."""
-    for name, size in (("n", n), ("k", k)):
-        if size < 1:
-            raise ValueError(f"{name}: wanted at least 1, got {size}")
-    return np.random.default_rng((seed, n, k))
-
-
 def adversarial_rows(n: int, k: int, seed: int) -> dict[str, Floats]:
     """Rows of `n` elements that have broken top-k kernels, and rows that might.
 
     Ties are placed around the k-th value. The same seed makes the same rows.
     """
-    rng = _generator(n, k, seed)
+    rng = np.random.default_rng((seed, n, k))
     noise = rng.standard_normal(n)
     ascending = np.sort(noise)
     chunk = min(k, n)
@@ -310,7 +283,7 @@ def adversarial_rows(n: int, k: int, seed: int) -> dict[str, Floats]:
 
 def adversarial_hints(n: int, k: int, seed: int) -> dict[str, Int32s]:
     """Return worthless and senseless hints for a row of `n` elements; none may change a result."""
-    rng = _generator(n, k, seed)
+    rng = np.random.default_rng((seed, n, k))
     limits = np.iinfo(np.int32)
     inside = rng.integers(0, n, k)
     place = np.arange(k)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -24,15 +22,7 @@ _LAYOUT = {
 
 
 class TraceError(ValueError):
-    """A trace file that cannot be used: names the file, the array, what was wanted and what was got."""
-
-    def __init__(self, path: Path | str, array: str | None, wanted: str, got: str) -> None:
-        where = f"{path}: array {array!r}" if array else f"{path}"
-        super().__init__(f"{where}: wanted {wanted}, got {got}")
-        self.path = Path(path)
-        self.array = array
-        self.wanted = wanted
-        self.got = got
+    """A trace file that cannot be used; the message says what was wanted and what was got."""
 
 
 @runtime_checkable
@@ -108,27 +98,29 @@ def load_trace(path: str | Path) -> Trace:
         The file is missing, is not such an archive, is damaged, or an array is absent or unfit.
     """
     path = Path(path)
-    if not path.is_file():
-        raise TraceError(path, None, "an .npz trace file", "a directory" if path.is_dir() else "no such file")
-    # A truncated archive loses its directory, which stands at the end: only the first bytes tell it
-    # from a file of another kind.
-    with path.open("rb") as file:
-        if file.read(4) != b"PK\x03\x04":
-            raise TraceError(path, None, "an .npz (zip) archive", "a file of another kind")
     try:
-        archive = np.load(path, allow_pickle=False)
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError) as error:
-        raise TraceError(
-            path, None, "a whole .npz archive", f"a truncated or damaged file ({error})"
-        ) from error
-    with archive:
-        arrays = {array: _read_array(path, archive, array) for array in _LAYOUT}
-    _check_shapes(path, arrays)
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {array: archive[array] for array in _LAYOUT}
+    except Exception as error:  # another kind of file, and damage, show up in many ways
+        wanted = f"an .npz file with the arrays {', '.join(_LAYOUT)}"
+        raise TraceError(f"{path}: wanted {wanted}, got {type(error).__name__}: {error}") from None
+    sizes: dict[str, int] = {}
     for array, values in arrays.items():
-        bad = int(values.size - np.count_nonzero(np.isfinite(values)))
-        if bad:
-            raise TraceError(path, array, "finite values", f"{bad} values that are NaN or infinite")
-    return Trace(K=arrays["K"], Q=arrays["Q"], W=arrays["W"], name=path.stem, path=path)
+        axes = _LAYOUT[array]
+        if values.dtype.name not in _FLOAT_DTYPES:
+            wanted, got = " or ".join(_FLOAT_DTYPES), str(values.dtype)
+        elif values.ndim != len(axes) or not values.size:
+            wanted, got = f"elements [{', '.join(axes)}]", f"shape {values.shape}"
+        elif any(sizes.setdefault(axis, size) != size for axis, size in zip(axes, values.shape, strict=True)):
+            wanted, got = f"the sizes {sizes} of the arrays before", f"shape {values.shape}"
+        elif bad := int(values.size - np.count_nonzero(np.isfinite(values))):
+            wanted, got = "finite values", f"{bad} values that are NaN or infinite"
+        else:
+            continue
+        raise TraceError(f"{path}: array {array}: wanted {wanted}, got {got}")
+    if sizes["keys"] < sizes["steps"]:
+        raise TraceError(f"{path}: array K: wanted a key for each of the {sizes['steps']} steps, got fewer")
+    return Trace(**arrays, name=path.stem, path=path)
 
 
 def shipped_trace() -> Trace:
@@ -145,48 +137,8 @@ def shipped_trace() -> Trace:
     """
     found = next((path for path in (SHIPPED_TRACE, _IN_CHECKOUT) if path.is_file()), None)
     if found is None:
-        where = (
-            "none, and the wheel holds no trace: run this in the folder of a checkout, or give --trace FILE "
-            "or --generator LAYER"
+        raise TraceError(
+            f"{_IN_CHECKOUT}: wanted the trace of a checkout, got none, and the wheel holds no trace: run "
+            "this in the folder of a checkout, or give --trace FILE or --generator LAYER"
         )
-        raise TraceError(_IN_CHECKOUT, None, "the trace of a checkout", where)
     return load_trace(found)
-
-
-def _read_array(path: Path, archive: np.lib.npyio.NpzFile, array: str) -> npt.NDArray[np.floating]:
-    if array not in archive.files:
-        held = ", ".join(sorted(archive.files)) or "nothing"
-        raise TraceError(
-            path, array, f"an array of that name beside {_others(array)}", f"an archive of {held}"
-        )
-    try:
-        values = archive[array]
-    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, MemoryError) as error:
-        raise TraceError(path, array, "readable data", f"truncated or damaged data ({error})") from error
-    wanted = _LAYOUT[array]
-    if values.ndim != len(wanted):
-        raise TraceError(
-            path, array, f"{len(wanted)} dimensions [{', '.join(wanted)}]", f"shape {values.shape}"
-        )
-    if values.dtype.name not in _FLOAT_DTYPES:
-        raise TraceError(path, array, "dtype " + " or ".join(_FLOAT_DTYPES), f"{values.dtype}")
-    if not values.size:
-        raise TraceError(path, array, "at least one element", f"shape {values.shape}")
-    return values
-
-
-def _check_shapes(path: Path, arrays: dict[str, npt.NDArray[np.floating]]) -> None:
-    keys, head_dim = arrays["K"].shape
-    steps, heads, _ = arrays["Q"].shape
-    if arrays["Q"].shape[2] != head_dim:
-        raise TraceError(
-            path, "Q", f"head_dim {head_dim} as in K {arrays['K'].shape}", f"shape {arrays['Q'].shape}"
-        )
-    if arrays["W"].shape != (steps, heads):
-        raise TraceError(path, "W", f"shape {(steps, heads)} as in Q", f"shape {arrays['W'].shape}")
-    if keys < steps:
-        raise TraceError(path, "K", f"at least as many keys as steps ({steps})", f"shape {arrays['K'].shape}")
-
-
-def _others(array: str) -> str:
-    return " and ".join(sorted(set(_LAYOUT) - {array}))

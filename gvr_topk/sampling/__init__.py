@@ -97,12 +97,11 @@ def sample(
         tensors ``[slots]`` (or numbers). A row whose slot is negative, or past their end, is skipped: its
         token is -1. `positions` stay those of rows.
     order : {"vllm", "hf", "joint", "temperature_last"}
-        ``"vllm"``: temperature, min-p, top-k, top-p. ``"hf"``: temperature, top-k, top-p, min-p.
-        ``"joint"``: top-k and top-p both of the whole row, then min-p. ``"temperature_last"``: top-k, top-p,
-        min-p at temperature 1, then temperature.
+        In which order filters apply: ``"vllm"`` begins with min-p, ``"hf"`` ends with it, ``"joint"`` takes
+        top-k and top-p both of the whole row, and ``"temperature_last"`` filters at temperature 1.
     noise : {"cdf", "murmur"}
-        ``"cdf"`` inverts the distribution at one uniform number of 64 bits. ``"murmur"`` is Gumbel-max with
-        the noise of vLLM's second model runner, so it draws vLLM's tokens but for near ties.
+        ``"cdf"`` inverts the distribution. ``"murmur"`` is Gumbel-max with the noise of vLLM's second model
+        runner, so it draws vLLM's tokens but for near ties.
     allow : Tensor, ``[masks, ceil(vocabulary / 32)]``, int32, optional
         Packed mask of a grammar, as xgrammar makes it: bit 1 allows a token. Tokens that are not allowed
         count as -inf, and are not looked at.
@@ -136,15 +135,13 @@ def sample(
 
     Raises
     ------
-    ValueError
-        An argument is wrong; the message names it, what was wanted and what was got.
-    LibraryError
-        The logits are on a GPU, and the CUDA library is not available.
+    ValueError, LibraryError
+        As in `gvr_topk.indexer_topk_decode`.
 
     Notes
     -----
-    Logits compare as numbers, ``-0.0`` equals ``+0.0``, and NaN ranks as -inf, unlike in the top-k ops. A row
-    without any logit above -inf yields its smallest allowed id that is not NaN. Both set a flag.
+    `docs/sampling.md` is the contract. NaN ranks as -inf, unlike in the top-k ops. A row without any logit
+    above -inf yields its smallest allowed id that is not NaN. Both set a flag.
 
     Examples
     --------
@@ -211,13 +208,12 @@ def verify(
 ) -> Verified:
     """Draw a token of every row as `sample` does, and accept drafts as long as they are the tokens drawn.
 
-    A request has a row for the token before its drafts and one for each draft, in this order. The tokens have
-    the law of rejection sampling against a draft that is certain (greedy, n-gram, a lookup), and they are the
-    tokens that `sample` draws one row at a time, at the same seeds and positions, without any draft.
+    A request has a row for the token before its drafts and one for each draft, in this order. The tokens are
+    those that `sample` draws one row at a time, at the same seeds and positions, without any draft.
 
     Parameters
     ----------
-    logits : Tensor, ``[rows, vocabulary]``, float32, bfloat16 or float16
+    logits
         As in `sample`. Row i of a request is what follows its token i of `draft_tokens`.
     draft_tokens : Tensor, ``[rows]``, int64 or int32
         The token that stands at each row. That of the first row of a request is no draft and is not looked
@@ -315,18 +311,15 @@ def renorm(
     ----------
     logits : Tensor, ``[rows, vocabulary]``, float32, bfloat16 or float16
         The logits that `sample` was given.
-    limits : Tensor, ``[rows, 8]``, int32, contiguous
-        What `sample` wrote. Skipped rows have probabilities of 0.
-    allow, allow_row : Tensor, optional
-        The masks that `sample` was given.
+    limits, allow, allow_row
+        As for `apply_limits_`. Skipped rows have probabilities of 0.
     out : Tensor, ``[rows, vocabulary]``, float32, optional
         Where to write, which may be `logits`; allocated when absent.
 
     Returns
     -------
     Tensor, ``[rows, vocabulary]``, float32
-        `out`: a token's mass over the sum of the kept masses, which are integers, so no order of summation
-        changes a bit; 0 for tokens that are not kept. Both round to fp64, and the quotient to fp32.
+        `out`: a token's mass over the sum of the kept masses; 0 for tokens that are not kept.
 
     Raises
     ------

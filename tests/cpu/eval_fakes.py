@@ -1,7 +1,7 @@
 """Stand-ins for the tools that the evaluation scripts start: small programs on PATH, and a server.
 
-Run as a program, this file is a `trtllm-serve`: it takes ``--port`` and answers every GET. With ``serve``
-among its words it is a `vllm serve`, and with ``bench`` the client of a server.
+Run as a program, this file is a `vllm serve`: it takes ``--port`` and answers every GET. With ``bench`` among
+its words it is the client of a server.
 """
 
 from __future__ import annotations
@@ -160,10 +160,6 @@ if __name__ == "__main__":
         bench(sys.argv)
         sys.exit()
     port = int(sys.argv[sys.argv.index("--port") + 1])
-    if "serve" in sys.argv:
-        print(VLLM_LOGO, flush=True)
-        print("plain" if os.environ["GVR_TOPK_DISABLE"] == "1" else VLLM_HOOK_LINE, flush=True)
-    else:
-        print("[TensorRT-LLM] TensorRT-LLM version: 1.2.1", flush=True)
-        print(HOOK_LINE if any("_on" in word for word in sys.argv) else "plain", flush=True)
+    print(VLLM_LOGO, flush=True)
+    print(VLLM_HOOK_LINE if os.environ.get("GVR_TOPK_DISABLE") == "0" else "plain", flush=True)
     make_server(port).serve_forever()

@@ -91,7 +91,7 @@ def test_later_files_count_and_sections_are_put_together(tmp_path: Path) -> None
 def test_wrong_files_are_named(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("gvr_topk: {stats: 3}\n")
-    with pytest.raises(ConfigError, match=r"wrong\.yaml:1: gvr_topk\.stats: wanted true or false, got 3"):
+    with pytest.raises(ConfigError, match=r"wrong\.yaml:1: gvr_topk\.stats: wanted a valid boolean, got 3"):
         combine([CONFIGS / "heuristic_on.yaml", wrong])
     with pytest.raises(ValueError, match="files: wanted at least one"):
         combine([])

@@ -82,7 +82,7 @@ def test_margins_are_the_papers_spread() -> None:
 def test_commands_run_are_the_commands_printed(bench: Bench) -> None:
     bench.scores(mmlu=([87.5] * 6, [87.5] * 6), gsm8k=SAME)
     options = (
-        "--runs", "6", "--task", "mmlu", "--task", "gsm8k", "--order", "alternate",
+        "--runs", "6", "--task", "mmlu", "--task", "gsm8k",
         "--eval-args", "--tp_size 8", "--config-flag", "--extra_llm_api_options",
         "--task-args", "gsm8k=--num_samples 20",
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import shlex
 import sys
 import time
@@ -55,19 +54,6 @@ def test_worker_that_outlives_its_parent_is_ended(tmp_path: Path) -> None:
     )
     run_command(_python(code), tmp_path / "run.log")
     assert gone(int(child.read_text()))
-
-
-def test_command_is_ended_when_we_are_killed(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-    command = ["sh", "-c", f"sleep 300 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait"]
-    fork = multiprocessing.get_context("fork")  # need not import everything again
-    ours = fork.Process(target=run_command, args=(command, tmp_path / "log"))
-    ours.start()
-    while not pids.exists():
-        time.sleep(0.01)
-    ours.kill()
-    assert all(gone(int(pid)) for pid in pids.read_text().split())
-    ours.join()
 
 
 def test_server_is_ready_in_the_block_and_gone_after(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def _run(
     folder: Path, repetition: int = 1, variant: str = "on", printed: str = HOOK_LINE, **more: Any
 ) -> PlannedRun:
     return PlannedRun(
-        labels={"task": "t", "variant": variant, "repetition": repetition, "order": "abba"},
+        labels={"task": "t", "variant": variant, "repetition": repetition},
         command=more.pop("command", ("/bin/echo", printed)),
         log=folder / f"{variant}_{repetition}.log",
         inputs={"x.yaml": "1"},
@@ -90,7 +90,7 @@ def test_repetitions_behind_a_gap_wait(off: list[int], on: list[int], count: int
     records = [
         run_record(
             f"{task}{side}{index}",
-            {"task": task, "variant": side, "repetition": index, "order": "abba"},
+            {"task": task, "variant": side, "repetition": index},
             {"score": float(index)},
         )
         for task, sides in (("t", (off, on)), ("u", ([1], [1])))
@@ -100,14 +100,14 @@ def test_repetitions_behind_a_gap_wait(off: list[int], on: list[int], count: int
     wanted = tuple(float(index + 1) for index in range(count))
     outcome = Outcome(len(records), records)
     assert outcome.pairs({"task": "t"}, "score") == (wanted, wanted)
-    (compared,) = outcome.compare([{"task": "t"}], "score", "abba", 2, lambda score: -score, margins=[1.0])
+    (compared,) = outcome.compare([{"task": "t"}], "score", 2, lambda score: -score, margins=[1.0])
     assert (compared.on, compared.acceptance_on, compared.decision.repetitions) == (wanted, (), count)
 
 
 # ---------------------------------------------------------------- the store
 
 
-LABELS = {"task": "t", "variant": "on", "repetition": 1, "order": "abba"}
+LABELS = {"task": "t", "variant": "on", "repetition": 1}
 
 
 def test_finished_runs_are_found_again(tmp_path: Path) -> None:

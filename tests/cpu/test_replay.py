@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from typing import Any
 
 import numpy as np
@@ -241,9 +240,8 @@ def test_summary_follows_the_papers_definitions() -> None:
 
 def test_json_is_strict_and_complete() -> None:
     result = replay(Rows(steps=2), config(), paper=True)
-    assert any(math.isinf(end) for end in result.records[0].variants[0].bracket)
     data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert data["format"] == "gvr_topk.replay/4"
+    assert data["format"] == "gvr_topk.replay/5"
     assert (data["steps"], data["exact_steps"], data["k"]) == (2, 2, K)
     assert data["variants"][0]["hit_ratio"] == [record.variants[0].hit_ratio for record in result.records]
     assert [data["paths"][path]["used"] for path in replay_module.PATHS] == [1, 0, 0]

@@ -144,7 +144,7 @@ def test_outcome_counts_gate_decisions_and_exact_steps(result: ReplayResult) -> 
 
 def test_plots_and_json_are_written(result: ReplayResult, tmp_path: Path) -> None:
     paths = report.save_plots(with_kernels(result), tmp_path)
-    names = ["hit_ratio", "scores", "candidates", "passes"]
+    names = ["hit_ratio", "candidates", "passes"]
     assert [path.name for path in paths] == [f"normal_{name}.png" for name in names]
     for path in paths:
         pixels = imread(path)

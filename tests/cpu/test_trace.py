@@ -63,66 +63,42 @@ def test_the_trace_of_the_current_folder_serves_an_installed_package(
         shipped_trace()
 
 
-def refused(path: Path) -> TraceError:
+def refused(path: Path, said: str) -> None:
     with pytest.raises(TraceError) as caught:
         load_trace(path)
-    error = caught.value
-    assert error.path == path
-    assert str(error).startswith(f"{path}: ")
-    assert f"wanted {error.wanted}, got {error.got}" in str(error)
-    return error
+    assert str(caught.value).startswith(f"{path}: ") and said in str(caught.value)
 
 
 def test_what_is_no_file_of_arrays(path, tmp_path, arrays):
-    missing = refused(path)
-    assert (missing.array, missing.got) == (None, "no such file")
-    assert refused(tmp_path).got == "a directory"
-    np.savez(path, **{**arrays, "W": np.array([object()])})  # pickled objects are not loaded
-    assert refused(path).array == "W"
-
-
-@pytest.mark.parametrize("content", [b"", b"PK", b"hello, world", b"\x93NUMPY"])
-def test_not_an_archive(path, content):
-    path.write_bytes(content)
-    error = refused(path)
-    assert (error.array, error.got) == (None, "a file of another kind")
-
-
-@pytest.mark.parametrize("name", ["K", "Q", "W"])
-def test_missing_array(path, arrays, name):
-    held = ", ".join(sorted(set(arrays) - {name}))
-    np.savez(path, **{key: value for key, value in arrays.items() if key != name})
-    error = refused(path)
-    assert (error.array, error.got) == (name, f"an archive of {held}")
+    wanted = "wanted an .npz file with the arrays K, Q, W, got "
+    refused(path, f"{wanted}FileNotFoundError")
+    refused(tmp_path, f"{wanted}IsADirectoryError")
+    np.savez(path, **{**arrays, "W": np.array([object()])})
+    refused(path, "allow_pickle=False")
+    np.savez(path, K=arrays["K"], Q=arrays["Q"])
+    refused(path, f"{wanted}KeyError: 'W")
+    for content in (b"", b"PK", b"hello, world", b"\x93NUMPY", path.read_bytes()[:-30]):
+        path.write_bytes(content)
+        refused(path, wanted)
+    np.save(tmp_path / "one.npy", arrays["K"])
+    refused(tmp_path / "one.npy", wanted)
 
 
 @pytest.mark.parametrize(
-    "name, unfit, wanted, got",
+    "name, unfit, said",
     [
-        ("K", np.zeros(40, np.float16), "2 dimensions [keys, head_dim]", "shape (40,)"),
-        ("Q", np.zeros((5, 48), np.float16), "3 dimensions [steps, heads, head_dim]", "shape (5, 48)"),
-        ("W", np.zeros((5, 3, 1), np.float16), "2 dimensions [steps, heads]", "shape (5, 3, 1)"),
-        ("K", np.zeros((40, 16), np.float64), "dtype float16 or float32", "float64"),
-        ("W", np.zeros((5, 3), np.int32), "dtype float16 or float32", "int32"),
-        ("K", np.zeros((0, 16), np.float16), "at least one element", "shape (0, 16)"),
-        ("Q", np.zeros((5, 3, 8), np.float16), "head_dim 16 as in K (40, 16)", "shape (5, 3, 8)"),
-        ("W", np.zeros((5, 4), np.float16), "shape (5, 3) as in Q", "shape (5, 4)"),
-        ("W", np.zeros((6, 3), np.float16), "shape (5, 3) as in Q", "shape (6, 3)"),
-        ("K", np.zeros((4, 16), np.float16), "at least as many keys as steps (5)", "shape (4, 16)"),
+        ("K", np.zeros(40, np.float16), "array K: wanted elements [keys, head_dim], got shape (40,)"),
+        ("Q", np.zeros((5, 48), np.float16), "wanted elements [steps, heads, head_dim], got shape (5, 48)"),
+        ("K", np.zeros((40, 16), np.float64), "array K: wanted float16 or float32, got float64"),
+        ("K", np.zeros((0, 16), np.float16), "wanted elements [keys, head_dim], got shape (0, 16)"),
+        ("Q", np.zeros((5, 3, 8), np.float16), "'head_dim': 16, 'steps': 5, 'heads': 3}"),
+        ("W", np.zeros((5, 4), np.float16), "of the arrays before, got shape (5, 4)"),
+        ("W", np.zeros((6, 3), np.float16), "of the arrays before, got shape (6, 3)"),
+        ("K", np.zeros((4, 16), np.float16), "array K: wanted a key for each of the 5 steps, got fewer"),
+        ("W", np.full((5, 3), np.inf, np.float16), "array W: wanted finite values, got 15 values"),
+        ("K", np.full((40, 16), np.nan, np.float32), "array K: wanted finite values, got 640 values"),
     ],
 )
-def test_unfit_array(path, arrays, name, unfit, wanted, got):
+def test_unfit_array(path, arrays, name, unfit, said):
     np.savez(path, **{**arrays, name: unfit})
-    error = refused(path)
-    assert (error.array, error.wanted, error.got) == (name, wanted, got)
-
-
-@pytest.mark.parametrize("name", ["K", "Q", "W"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_non_finite_values(path, arrays, name, bad):
-    for places in ([7], [0, 7]):
-        arrays[name].flat[places] = bad
-        np.savez(path, **arrays)
-        error = refused(path)
-        assert (error.array, error.wanted) == (name, "finite values")
-        assert error.got.startswith(f"{len(places)} values")
+    refused(path, said)

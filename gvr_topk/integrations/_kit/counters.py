@@ -87,13 +87,7 @@ class Counters:
         )
 
     def prometheus_text(self) -> str:
-        """Return all counters in Prometheus text format.
-
-        Raises
-        ------
-        ImportError
-            ``prometheus-client`` is not installed.
-        """
+        """Return all counters in Prometheus text format; an `ImportError` without ``prometheus-client``."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         # A registry of its own: the server's registry, and what it exposes, stay untouched.

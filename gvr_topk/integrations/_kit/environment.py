@@ -51,10 +51,7 @@ def disabled() -> bool:
 def user_mode(variable: str) -> Mode | None:
     """Return the mode that a variable of the user asks for; None if it is not set.
 
-    Raises
-    ------
-    ValueError
-        The variable holds something else than ``0``, ``1`` or ``force``.
+    A `ValueError` if it holds something else than ``0``, ``1`` or ``force``.
     """
     value = os.environ.get(variable, "").strip().lower()
     if not value:
@@ -84,10 +81,7 @@ def dcp() -> bool:
 def verify_calls() -> int:
     """Return how many calls of each op ``GVR_TOPK_VERIFY`` asks to compare; 0 if it is not set.
 
-    Raises
-    ------
-    ValueError
-        The variable does not hold a number of calls.
+    A `ValueError` if it does not hold a number of calls.
     """
     name = VERIFY if os.environ.get(VERIFY) else VERIFY_TRTLLM
     value = os.environ.get(name, "").strip()
@@ -114,10 +108,7 @@ def mode() -> Mode:
 def options() -> GvrTopkConfig:
     """Return the options of TensorRT-LLM's integration that reached this process; the defaults if none did.
 
-    Raises
-    ------
-    ValueError
-        The user's variable does not hold the keys of section ``gvr_topk``.
+    A `ValueError` if the user's variable does not hold the keys of section ``gvr_topk``.
     """
     from pydantic import ValidationError
 

@@ -10,20 +10,9 @@ from gvr_topk.integrations._kit.log import Say, one_line
 class Switch:
     """Says whether the calls of one kind are ours.
 
-    Parameters
-    ----------
-    engine : str
-        What the log calls the engine.
-    say : Say
-    kind : str
-        What the log calls these calls; empty where the engine has one kind, or for its main kind.
-    own : str, optional
-        What the log calls the engine's function for them; its top-k of that kind by default.
-
-    Attributes
-    ----------
-    failed : str
-        Reason for the counters once our op has failed; empty before.
+    The log calls these calls `kind`, which is empty for the main kind of an engine, and the engine's function
+    for them `own`, by default its top-k of that kind. `failed` is the reason for the counters once our op has
+    failed, and empty before.
     """
 
     def __init__(self, engine: str, say: Say, kind: str = "", own: str = "") -> None:

@@ -62,13 +62,8 @@ class Verifier:
         """Compare a call, if it is one of the first; `op` is what the log calls the op.
 
         `original` lets the engine select. It either writes into the items of all `selected`, or returns the
-        items of the only one in a tensor of its own. If the values are others, what is in the items is then
-        of no use.
-
-        Raises
-        ------
-        Differs
-            The engine has selected other values.
+        items of the only one in a tensor of its own. Raises `Differs` if the engine has selected other
+        values; what is in the items is then of no use.
         """
         scores, items, *_ = selected[0]
         if scores.shape[1] <= items.shape[1] or not self.compares(op, scores.device):

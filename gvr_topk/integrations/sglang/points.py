@@ -27,10 +27,7 @@ class HookPoint:
     def find(self) -> str:
         """Return the path of the function in the installed SGLang.
 
-        Raises
-        ------
-        LookupError
-            The function is nowhere, or its parameters are not the known ones; the message says which.
+        A `LookupError` if it is nowhere, or its parameters are not the known ones; the message says which.
         """
         missing = []
         for target in self.targets:

@@ -26,16 +26,7 @@ def backend_of(builder: Any) -> Any:
 
 
 class BackendSwitch(Switch):
-    """Leaves calls to vLLM where another backend was chosen, and for good once our op has failed.
-
-    Parameters
-    ----------
-    mode : Mode
-        ``ON`` or ``FORCE``.
-    say : Say
-    kind, own : str
-        What the log calls these calls, and vLLM's function, as in `Switch`.
-    """
+    """Leaves calls to vLLM where another backend was chosen, and for good once our op has failed."""
 
     def __init__(self, mode: Mode, say: Say, kind: str = "", own: str = "") -> None:
         super().__init__(ENGINE.name, say, kind, own)

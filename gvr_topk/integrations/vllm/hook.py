@@ -61,15 +61,7 @@ class Call(NamedTuple):
 
 
 class LayerHook:
-    """Connects the wrapped functions of one vLLM process.
-
-    Parameters
-    ----------
-    metrics : CallMetrics
-    mode : Mode
-        ``ON`` or ``FORCE``.
-    say : Say
-    """
+    """Connects the wrapped functions of one vLLM process."""
 
     def __init__(self, metrics: CallMetrics, mode: Mode, say: Say) -> None:
         self._metrics = metrics
@@ -166,20 +158,10 @@ class LayerHook:
         return self._slices.wrap_scores(original)
 
     def select(self, stage: Any, call: Call, original: Callable[..., Any]) -> bool:
-        """Run one selection with our op.
+        """Run one selection with our op; `original` is vLLM's ``SparseIndexerTopk.forward``, to compare.
 
-        Parameters
-        ----------
-        stage : SparseIndexerTopk
-        call : Call
-        original : callable
-            ``SparseIndexerTopk.forward`` of vLLM, to compare with.
-
-        Returns
-        -------
-        bool
-            False when vLLM has to do it; the reason is counted. vLLM then writes every place that we may have
-            written.
+        Returns False when vLLM has to do it; the reason is counted. vLLM then writes every place that we may
+        have written.
         """
         layer, self._local.layer = getattr(self._local, "layer", None), None
         reason = self._reason_against(stage, call)

@@ -20,15 +20,7 @@ class CallMetrics:
         self._children: dict[tuple[str, str], Any] = {}
 
     def open(self) -> None:
-        """Add the metric to the registry.
-
-        Raises
-        ------
-        ImportError
-            ``prometheus-client`` is not installed.
-        ValueError
-            Another metric has that name.
-        """
+        """Add the metric to the registry; an `ImportError` or a `ValueError` where that cannot be."""
         from prometheus_client import Counter
 
         name, text, labels = CALLS

@@ -52,11 +52,7 @@ class PrefillCall(NamedTuple):
 class PrefillOp:
     """Callable in place of the op, with the schema's parameter names; all attributes are the original's.
 
-    Parameters
-    ----------
-    original : torch.ops.OpOverloadPacket
-    select : callable
-        Takes a `PrefillCall` and the original. Returns False when vLLM has to do it.
+    `select` takes a `PrefillCall` and the original, and returns False when vLLM has to do it.
     """
 
     def __init__(self, original: Any, select: Callable[[PrefillCall, Any], bool]) -> None:
@@ -96,17 +92,7 @@ def run_original(call: PrefillCall, original: Any) -> None:
 
 
 class PrefillHook:
-    """Runs prefill calls of one vLLM process with our op.
-
-    Parameters
-    ----------
-    metrics : CallMetrics
-    mode : Mode
-        ``ON`` or ``FORCE``.
-    say : Say
-    verifier : Verifier, optional
-        Compares the first calls.
-    """
+    """Runs prefill calls of one vLLM process with our op."""
 
     def __init__(self, metrics: CallMetrics, mode: Mode, say: Say, verifier: Verifier | None = None) -> None:
         self._metrics = metrics
@@ -130,19 +116,10 @@ class PrefillHook:
         self._backend = backend_of(builder)
 
     def select(self, call: PrefillCall, original: Any) -> bool:
-        """Run one call with our op.
+        """Run one call with our op; `original`, vLLM's op, is to compare with.
 
-        Parameters
-        ----------
-        call : PrefillCall
-        original : torch.ops.OpOverloadPacket
-            vLLM's op, to compare with.
-
-        Returns
-        -------
-        bool
-            False when vLLM has to do it; the reason is counted. vLLM then writes every place that we may have
-            written.
+        Returns False when vLLM has to do it; the reason is counted. vLLM then writes every place that we may
+        have written.
         """
         reason = self._switch.reason_against(self._backend)
         if not reason and not _served(call):

@@ -50,15 +50,8 @@ class Rows:
 class RequestStates:
     """State of the requests of one builder, one slot each, in every layer of its group.
 
-    Parameters
-    ----------
-    layers : sequence of str
-        Names of the indexer caches, as vLLM calls them.
-    requests : int
-        Requests that can run at once.
-    max_rows : int
-        Most decode rows of a step, padding included. A longer step goes without state.
-    device : torch.device
+    `layers` are the names of the indexer caches, as vLLM calls them, and `requests` can run at once. A step
+    of more than `max_rows` decode rows, padding included, goes without state.
     """
 
     def __init__(
@@ -88,18 +81,8 @@ class RequestStates:
     def update(self, common: Any, metadata: Any, counters: Counters) -> Rows | None:
         """Note the requests of the coming step; one copy to the device, no sync. Not inside a capture.
 
-        Parameters
-        ----------
-        common : CommonAttentionMetadata
-        metadata : DeepseekV32IndexerMetadata
-            What vLLM built from `common`.
-        counters : Counters
-            Where requests that got, lost or found no slot are counted.
-
-        Returns
-        -------
-        Rows or None
-            None where the batch has no decode rows, or rows that are laid out in an unknown way.
+        `metadata` is what vLLM built from `common`; `counters` count requests that got, lost or found no
+        slot. Returns None where the batch has no decode rows, or rows that are laid out in an unknown way.
         """
         decodes = int(metadata.num_decodes)
         key = _key_of(common, metadata, decodes)
@@ -181,29 +164,15 @@ def _prefilling(common: Any, count: int, decodes: int) -> list[bool]:
 def owners_of_rows(
     places: Sequence[int], drafts: Sequence[int], shape: tuple[int, int]
 ) -> tuple[list[int | None], int]:
-    """Say which request each group of decode rows belongs to.
+    """Say which request each group of decode rows belongs to, and how many rows a group has.
 
-    Parameters
-    ----------
-    places : sequence of int
-        Place of each decoding request; padding requests follow without one.
-    drafts : sequence of int
-        Rows that each decoding request has, padding requests included.
-    shape : tuple of int
-        Shape of ``seq_lens``. If it has as many rows as there are requests, each request has `shape[1]` rows
-        that lie together. If it has as many rows as there are tokens, each row is a request of its own to
-        vLLM, and the rows of one request follow one another.
+    `places` are those of the decoding requests; padding requests follow without one. `drafts` are the rows of
+    each request, padding requests included. If `shape`, that of ``seq_lens``, has as many rows as there are
+    requests, each request has `shape[1]` rows that lie together. If it has as many rows as there are tokens,
+    each row is a request of its own to vLLM, and the rows of one request follow one another. Padding belongs
+    to None, and so do all but the last of several groups that would share the slot of one request. No group
+    is returned where the rows are laid out in another way.
 
-    Returns
-    -------
-    list of int or None
-        Place of each group's request. None for padding, and for all but the last of several groups that would
-        share the slot of one request.
-    int
-        Rows in a group. The list is empty where the rows are laid out in another way.
-
-    Examples
-    --------
     >>> owners_of_rows([7, 3], [2, 2, 0], (3, 2))
     ([7, 3, None], 2)
     >>> owners_of_rows([7, 3], [3, 1, 0], (5, 1))

@@ -41,21 +41,10 @@ Chunk = tuple[slice, slice]
 class DeferredScores:
     """Scores of a chunk, in place of a tensor of them, that are computed as they are read.
 
-    Parameters
-    ----------
-    score : callable
-        vLLM's scorer. It takes `q`, `kv`, `weights`, `starts`, `ends` and the number of columns.
-    q : tuple of Tensor and (Tensor or None)
-        Queries, a row each, and their scales.
-    kv : tuple of Tensor
-        Keys of all requests one after the other, and their scales.
-    weights : Tensor, ``[rows, heads]``
-    starts, ends : Tensor, ``[rows]``, int32
-        First key of each row, which has column 0, and one past its last key.
-    keys : int
-        Columns.
-    budget : int
-        Scores that there may be at once.
+    `score`, vLLM's scorer, takes `q`, `kv`, `weights`, `starts`, `ends` and the number of columns: queries, a
+    row each, with their scales; keys of all requests one after the other, with theirs; weights, ``[rows,
+    heads]``; and the first key of each row, which has column 0, and one past its last. There are `keys`
+    columns, and there may be `budget` scores at once.
     """
 
     dtype = torch.float32
@@ -113,11 +102,7 @@ class DeferredScores:
 class SlicesHook:
     """Makes chunks that fill the GPU, and defers scores that exceed the budget, in one vLLM process.
 
-    Parameters
-    ----------
-    layer : callable
-        Returns the name of the layer that runs; None where it is not known.
-    say : Say
+    `layer` returns the name of the layer that runs; None where it is not known.
     """
 
     def __init__(self, layer: Callable[[], str | None], say: Say) -> None:
