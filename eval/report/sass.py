@@ -27,7 +27,6 @@ EXPLAINED = {"cluster/row_job.cuh: arrive_at_start": "an arrival without .aligne
 
 SAME_IN_ALL_LANES = (
     "cluster/exchange.cuh: if (ctx.ctas > 1) {",  # a launch's; what it stores is in `WITHOUT_BARRIER`
-    "cluster/exchange.cuh: ptx::reconverge(ctx.zero);  // ptxas makes",  # a number that is zero in all
     "cluster/predictor.cuh: if (by_value) {",
     "cluster/predictor.cuh: } else if (moments.are_known()) {",
     "cluster/predictor.cuh: if (kth > kMostFiniteKey) return",
@@ -36,6 +35,10 @@ SAME_IN_ALL_LANES = (
     "cluster/predictor.cuh: if (moments.are_known() && fabsf(moments.mean) <=",
     "cluster/predictor.cuh: if (is_z_score(last.z_score)) {",
     "cluster/row_job.cuh: return traits.has(LaunchTraits::kDraftRows) ?",
+    "cluster/select.cuh: if (2 * stride >= count) return;",  # a warp's keys, as many for each of its lanes
+    "cluster/select.cuh: for (int i = kInRegisters * stride; i < count; i += stride)",
+    "core/chunked_store.cuh: for (int first = 0; first < count; first += 32 * kAtOnce) {",  # a warp's items
+    "core/chunked_store.cuh: if (first + 32 * j < count) visit(some[j]);",
     "resident/count_and_emit.cuh: if (tie_key != kAbsentKey) {",
     "resident/cluster_tile.cuh: for (int j = 0; j < kVecs; ++j) {",  # up to the row's vectors in a lane
     "resident/cluster_tile.cuh: if (length >= (32 - lane) * vecs * kPerVec<T>) return;",  # see there
@@ -49,7 +52,6 @@ warp's. No lanes part there, so their regions may span a block barrier."""
 
 WITHOUT_BARRIER = {
     "cluster/exchange.cuh: store_to_peers": "lanes that have nothing to send",
-    "cluster/messages.cuh: put_alone_if": "lanes that have nothing to keep",
     "resident/cluster_tile.cuh: copy_before": "lanes at the row's end",
 }
 """Branches, by file and function, behind which nothing but a BSYNC brings lanes together."""

@@ -52,8 +52,7 @@ GVR_DEVICE void send_and_wait(const RowContext<T>& ctx, const KeyInterval& inter
   if (ctx.ctas > 1) {
     store_to_peers(ctx, interval);
   } else {
-    smem.header.put_alone_if(ctx.thread == 0, Header{smem.counts, ctx.row.n, interval.lo, interval.hi, {}});
-    ptx::reconverge(ctx.zero);  // ptxas makes a branch of the stores.
+    smem.header.put_alone(Header{smem.counts, ctx.row.n, interval.lo, interval.hi, {}});
   }
   meanwhile();
   if (ctx.ctas > 1) {

@@ -23,15 +23,9 @@ class Inbox {
     return ptx::map_to_rank(ptx::shared_address(&items_[i]), rank);
   }
 
-  // If `condition`, stores the item of a cluster of one CTA, which has no other sender and so uses no
-  // transaction barrier.
-  GVR_DEVICE void put_alone_if(bool condition, const Item& item) {
-#pragma unroll
-    for (size_t i = 0; i < sizeof(Item) / sizeof(uint4); ++i) {
-      ptx::store_shared_if(condition, ptx::shared_address(reinterpret_cast<uint4*>(items_) + i),
-                           reinterpret_cast<const uint4*>(&item)[i]);
-    }
-  }
+  // Stores the item of a cluster of one CTA, which has no other sender and so uses no transaction barrier.
+  // All threads store the same, so that none branches.
+  GVR_DEVICE void put_alone(const Item& item) { items_[0] = item; }
 
  private:
   Item items_[kCount];

@@ -54,10 +54,10 @@ struct ChunkedStore {
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
         const int i = first + 32 * j + lane, rotated = min(i, count - 1) + rotation;
-        // All lanes load, so that none branches.
         const Item item = at(rotated < count ? rotated : rotated - count);
         some[j] = i < count ? item : padding;
       }
+      ptx::reconverge(ptx::unknown_zero());  // ptxas may make a branch of the choice.
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
         if (first + 32 * j < count) visit(some[j]);
