@@ -48,13 +48,11 @@ inline size_t resident_bytes(const LaunchTraits& traits) {
 static_assert(kSmallRowFixedBytes + 2 * kThreads * kWideValuesPerThread <= shared_bytes_of_block(kMinArch) &&
               kSmallRowFixedBytes + 2 * kThreads * kValuesPerThread <= shared_bytes_of_block(120));
 
-// kCommonOneRow, kCommonSlotted and kNoState also take the largest cluster and the long list for granted.
-template <typename T, int kValues, Specialization kSpecialization>
+// `kCommonSizes`: the largest cluster and the long list are taken for granted, too.
+template <typename T, int kValues, Specialization kSpecialization, bool kCommonSizes>
 __global__ void __launch_bounds__(kThreads, 1)
     resident_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p) {
   constexpr int kProbes = 1;  // of the row, by each thread, for the sample
-  constexpr bool kCommonSizes =
-      kSpecialization != Specialization::kGeneric && kSpecialization != Specialization::kCommon;
   if constexpr (kValues > max_resident_values(kArch) ||
                 (kCommonSizes && max_cluster_size(kArch) < kMaxClusterSize)) {
     __trap();

@@ -4,21 +4,22 @@
 
 namespace gvr_topk::resident {
 
-// The specialization of a launch. With other than the common sizes, there are only kCommon and kGeneric.
-inline Specialization specialization_of(const LaunchTraits& traits) {
-  const Specialization which = traits.specialization();
-  if (traits.has_common_sizes() || which == Specialization::kGeneric) return which;
-  return which == Specialization::kNoState ? Specialization::kGeneric : Specialization::kCommon;
-}
-
 template <typename T, int kValues>
 cudaError_t launch_tile(const ClusterLaunch& launch) {
+  using S = Specialization;
   const size_t shared = resident_bytes<T, kValues>(launch.traits);
-  return launch_as_constant<Specialization::kCommonOneRow, Specialization::kCommonSlotted,
-                            Specialization::kCommon, Specialization::kNoState, Specialization::kGeneric>(
-      specialization_of(launch.traits), [&](auto specialization) {
-        return launch_clusters<resident_topk<T, kValues, specialization()>>(launch, shared);
-      });
+  const S which = launch.traits.specialization();
+  if (launch.traits.has_common_sizes() && which != S::kCommon && which != S::kGeneric) {
+    return launch_as_constant<S::kCommonOneRow, S::kCommonSlotted, S::kNoState>(
+        which, [&](auto specialization) {
+          return launch_clusters<resident_topk<T, kValues, specialization(), true>>(launch, shared);
+        });
+  }
+  const bool slotted = which == S::kCommonOneRow || which == S::kCommonSlotted;
+  const S any_sizes = slotted ? S::kCommon : which;
+  return launch_as_constant<S::kCommon, S::kNoState, S::kGeneric>(any_sizes, [&](auto specialization) {
+    return launch_clusters<resident_topk<T, kValues, specialization(), false>>(launch, shared);
+  });
 }
 
 template <typename T>
