@@ -3,12 +3,12 @@
     python -m eval bench --out out/bench.json --baseline-dir FOLDER --traces FOLDER
     python -m eval bench --out out/bench.json --traces FOLDER --quick
 
-A figure is the median over replays of a CUDA graph, per launch, and the least of a few graphs. The launches of
-a graph walk a chain of consecutive decode steps, each on a row that no launch before it has seen and no cache
-holds, with the state carried from step to step (`eval.bench.kernel_timing`). Every launch's answer is compared: ours bit for bit
-with the contract's oracle, after each timed replay; the others' by the multiset of the values they chose,
-after the last one. Outputs are poisoned before each replay. A time without an exact answer is marked and not
-compared.
+A figure is the median over replays of a CUDA graph, per launch, and the least of a few graphs. Launches walk
+a chain of consecutive decode steps, each on a row that no launch before it has seen and no cache holds, with
+the state carried from step to step (`eval.bench.kernel_timing`). Every launch's answer is compared: ours bit
+for bit with the contract's oracle, after each timed replay; the others' by the multiset of the values they
+chose, after the last one. Outputs are poisoned before each replay. A time without an exact answer is marked
+and not compared.
 
 ``hinted`` calls the op as the integrations do: ``row_slot``, ``out`` and a ``state`` without indices given.
 ``no_hint`` gets ``out`` alone and estimates from the row, ``radix_rounds`` estimates nothing,
@@ -99,8 +99,9 @@ REPEATS = 20
 METHOD = (
     "CUDA graph over a chain of fresh decode steps, state carried in slots and restored before each replay, "
     "at least 20 launches, buffers of more than 4x L2 (at most 4000), L2 emptied before each replay; median "
-    f"over 3 to 9 replays of replay time / launches, the least of {GRAPHS} graphs; every launch's result compared; chunks of a prefill: 1 "
-    "to 8 launches, each of which reads more than 4x L2 from a buffer of its own"
+    f"over 3 to 9 replays of replay time / launches, the least of {GRAPHS} graphs; every launch's result "
+    "compared; chunks of a prefill: 1 to 8 launches, each of which reads more than 4x L2 from a buffer of "
+    "its own"
 )
 
 QUICK = (HINTED, NO_HINT, PREFILL)

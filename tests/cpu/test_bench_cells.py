@@ -21,7 +21,7 @@ from eval.bench.bench_cases import (
     make_chain,
 )
 from eval.bench.bench_report import SHAPES
-from eval.bench.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
+from eval.bench.kernel_timing import GRAPHS, POISON, Chain, ChainRun, Prepared, chain_of
 from eval.bench.our_kernels import Variant, prepare_ours
 from gvr_topk.constants import STATE_UNKNOWN
 from gvr_topk.evaluation.synthetic import LayerGenerator
@@ -105,7 +105,7 @@ class TestChainRun:
         assert order == list(range(chain.lead))
         order.clear()
         run.time(3)
-        assert order == 3 * list(chain.timed)
+        assert order == 3 * GRAPHS * list(chain.timed)
         order.clear()
         assert len(run.time_each(8, passes=3)) == 8
         assert order == 3 * [*chain.timed, *chain.timed[:2]]

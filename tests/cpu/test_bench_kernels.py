@@ -75,7 +75,7 @@ class TestCellRun:
         prepare = functools.partial(our_kernels.prepare_ours, variant=carrying)
         measured = run.measure(Implementation("hinted", prepare))
         assert measured["exact"] is False
-        assert "wrong rows in 3 replays" in measured["note"]
+        assert "wrong rows in 9 replays" in measured["note"]
 
     @pytest.mark.parametrize("broken", [False, True])
     def test_other_implementations_are_compared_by_value_at_every_step(self, broken: bool) -> None:
@@ -131,7 +131,7 @@ class TestTwoLevelIndexer:
         monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
         monkeypatch.setattr(our_kernels, "launch_op", launch)
         measured = self.measure(op)
-        assert measured["exact"] is False and measured["note"] == "1 wrong rows in 3 replays"
+        assert measured["exact"] is False and measured["note"] == "1 wrong rows in 9 replays"
 
 
 class TestPrefillRun:
@@ -154,7 +154,7 @@ class TestPrefillRun:
         monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
         measured = run.measure(IMPLEMENTATIONS["prefill"])
         assert measured["exact"] is False
-        assert measured["note"] == "3 wrong rows in 3 replays"
+        assert measured["note"] == "9 wrong rows in 9 replays"
 
     def test_positions_behind_a_row_count_as_none_of_those_alone_that_know_no_lengths(self) -> None:
         run = self.run(dataclasses.replace(CAUSAL, n=200))
