@@ -86,11 +86,9 @@ GVR_TOPK_HOST_DEVICE inline int leading_zeros(uint64_t x) {  // of a number abov
 #endif
 }
 
-// Whether rows with this top-k may be streamed: one CTA can sort what is kept, and that is a small part. More
-// logits of 16 bits equal the least kept one, so there has to be more room for them.
-GVR_TOPK_HOST_DEVICE constexpr bool streams_top_k(int32_t top_k, int64_t vocabulary, int32_t element_bytes) {
-  const int32_t most = element_bytes == 4 ? kMaxRankedTokens : kMaxRankedTokens / 4 * 3;
-  return top_k <= kMaxStreamedK || (top_k <= most && top_k <= vocabulary / 64);
+// Whether rows with this top-k may be streamed: one CTA can sort what is kept, and that is a small part.
+GVR_TOPK_HOST_DEVICE constexpr bool streams_top_k(int32_t top_k, int64_t vocabulary) {
+  return top_k <= kMaxStreamedK || (top_k <= kMaxRankedTokens && top_k <= vocabulary / 64);
 }
 
 // Whether a temperature selects the largest value; NaN does.

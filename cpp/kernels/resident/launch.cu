@@ -15,8 +15,7 @@ cudaError_t launch_tile(const ClusterLaunch& launch) {
           return launch_clusters<resident_topk<T, kValues, specialization(), true>>(launch, shared);
         });
   }
-  const bool slotted = which == S::kCommonOneRow || which == S::kCommonSlotted;
-  const S any_sizes = slotted ? S::kCommon : which;
+  const S any_sizes = which == S::kCommonOneRow || which == S::kCommonSlotted ? S::kCommon : which;
   return launch_as_constant<S::kCommon, S::kNoState, S::kGeneric>(any_sizes, [&](auto specialization) {
     return launch_clusters<resident_topk<T, kValues, specialization(), false>>(launch, shared);
   });

@@ -208,7 +208,7 @@ struct Filters {
     return Prefix{least_key(top, team, [&](float x) { return measure(x) >= least; }), kAllEqual};
   }
 
-  // Top-k, or with it the tokens behind that make `enough` at most, if they are found on the way.
+  // Top-k, or with it all tokens behind that make `enough` at most, if they are found on the way.
   GVR_DEVICE Prefix by_top_k(Border& border, uint64_t enough = 0) const {
     if (!has_top_k()) return everything();
     const uint64_t k = own().top_k;
@@ -219,7 +219,7 @@ struct Filters {
         enough);
     if (cut.key < floor) return everything();  // There are fewer candidates.
     const uint64_t equal = k - cut.above;
-    return Prefix{cut.key, equal == cut.at ? kAllEqual : equal};
+    return Prefix{cut.key, equal == cut.at || cut.above + cut.at <= enough ? kAllEqual : equal};
   }
 
   // The keys between which top-p is expected to cut.

@@ -108,10 +108,9 @@ template <typename T>
 GVR_DEVICE bool is_streamed(const sampling::Filters<T>& filters, bool one) {
   const RowParameters& own = filters.own();
   if (own.skipped) return false;
-  return one ||
-         (!filters.counts_all() &&
-          (filters.has_top_k() ? sampling::streams_top_k(own.top_k, filters.row.p.vocabulary, sizeof(T))
-                               : own.min_p > 0.0f));
+  return one || (!filters.counts_all() &&
+                 (filters.has_top_k() ? sampling::streams_top_k(own.top_k, filters.row.p.vocabulary)
+                                      : own.min_p > 0.0f));
 }
 
 // Whether a list of the tokens from the key `least` on surely holds what the filters keep.
@@ -130,7 +129,7 @@ struct Listed {
 // Adds up what each warp says of its list, and each CTA of its guess: the row may have changed between them.
 // A list that is not complete counts as longer than any.
 constexpr uint32_t kNotComplete = 1u << 28;
-GVR_DEVICE Listed add_lists(Team& team, int count, bool whole, uint64_t best, uint32_t least) {
+GVR_DEVICE Listed add_lists(Team& team, uint64_t count, bool whole, uint64_t best, uint32_t least) {
   ptx::reconverge(team.zero);
   whole = __all_sync(0xffffffffu, whole);
   const auto listed_by = [&](const Records& records, int records_count, int at) {
@@ -150,10 +149,10 @@ GVR_DEVICE Listed add_lists(Team& team, int count, bool whole, uint64_t best, ui
   return listed;
 }
 
-// Finds a key from which on lists that are too long for one CTA hold the first k, and few others if possible.
+// Finds a prefix of lists that are too long for one CTA, which holds the first k and no more than it takes.
 template <typename T>
-GVR_DEVICE uint32_t bound_listed_top_k(Team& team, const TokenList& list, const Row& row,
-                                       const Listed& listed) {
+GVR_DEVICE sampling::Prefix bound_listed_top_k(Team& team, const TokenList& list, const Row& row,
+                                               const Listed& listed) {
 #pragma unroll
   for (auto& limbs : team.smem().limbs) limbs[team.thread] = 0;
   __syncthreads();
@@ -161,7 +160,7 @@ GVR_DEVICE uint32_t bound_listed_top_k(Team& team, const TokenList& list, const 
   sampling::Border border;
   const uint32_t top = sampling::key_of(listed.best);
   const sampling::Filters<T, ListedPart> filters{team, part, row, top, listed.least};
-  return filters.by_top_k(border, kMaxCandidates).key;
+  return filters.by_top_k(border, kMaxCandidates);
 }
 
 // Reports the best token of a row, from its candidates.
@@ -248,14 +247,23 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   Row about = row_with(sampling::value_of(listed.best));
   if (!one) sampling::complete(about.own);
   const sampling::Filters<T> filters{team, unheld, about, sampling::key_of(listed.best), 0};
-  uint32_t from = 1;  // What is sent, and counted, are the items with keys from here on.
-  const auto takes = [&](uint64_t item) { return sampling::key_of(item) >= from; };
+  // The items that are sent, and counted: those with keys above this, and so many of those that equal it.
+  sampling::Prefix sent{0, 0};
+  uint32_t ties = 0;  // before this warp's
   if (!one && filters.has_top_k() && listed.count > kMaxCandidates && listed.count < kNotComplete) {
-    from = bound_listed_top_k<T>(team, list, about, listed);
-    uint32_t count = 0;
-    list.for_each(team.lane, 0, 0, [&](uint64_t item) { count += takes(item); });
+    sent = bound_listed_top_k<T>(team, list, about, listed);
+    uint32_t above = 0, equal = 0;
+    list.for_each(team.lane, 0, 0, [&](uint64_t item) {
+      above += sampling::key_of(item) > sent.key, equal += sampling::key_of(item) == sent.key;
+    });
     ptx::reconverge(team.zero);
-    listed = add_lists(team, __reduce_add_sync(0xffffffffu, count), true, listed.best, from);
+    above = __reduce_add_sync(0xffffffffu, above), equal = __reduce_add_sync(0xffffffffu, equal);
+    listed = add_lists(team, uint64_t{equal} << 32 | above, true, listed.best, sent.key);
+    const auto taken = [&](uint64_t counts) { return (counts & ~0u) + min(counts >> 32, sent.equal); };
+    ties = static_cast<uint32_t>(listed.before >> 32);
+    const uint64_t all_ties = listed.count >> 32;
+    listed.before = taken(listed.before), listed.count = taken(listed.count);
+    if (p.ranks != nullptr && all_ties > sent.equal) listed.count = kNotComplete;  // All ties count.
   }
   sampling::Survey survey{};
   survey.count = listed.count;
@@ -271,11 +279,14 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
     const sampling::CandidateSink sink(team);
     uint32_t place = static_cast<uint32_t>(listed.before);
     list.for_each(team.lane, 0, 0, [&](uint64_t item) {
-      const bool is_sent = takes(item);
+      const uint32_t key = sampling::key_of(item);
+      ptx::reconverge(team.zero);
+      const LaneRank equal = rank_lanes(key == sent.key, team.lane);
+      const bool is_sent = key > sent.key || (key == sent.key && ties + equal.before < sent.equal);
       ptx::reconverge(team.zero);
       const LaneRank rank = rank_lanes(is_sent, team.lane);
       if (is_sent) sink.put(place + rank.before, item);
-      place += rank.all;
+      place += rank.all, ties += equal.all;
     });
   }
   if (team.rank > 0) return;
