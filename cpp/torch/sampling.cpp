@@ -46,7 +46,10 @@ bool may_stream(const SampleParams& p, int32_t element_bytes) {
   const bool counts_all = p.order == FilterOrder::kJoint || (p.raw_logprobs && p.logprobs != nullptr);
   const bool greedy = p.temperature.each != nullptr || sampling::is_greedy(p.temperature.all);
   const bool unknown_k = p.top_k.each != nullptr, no_k = p.top_k.all <= 0 || p.top_k.all >= p.vocabulary;
-  const bool small_k = unknown_k || (!no_k && sampling::streams_top_k(p.top_k.all, p.vocabulary));
+  // Ranks count all logits that equal the k-th one, of which rows of 16 bits have too many to list.
+  const bool counts_ties = p.ranks != nullptr && element_bytes == 2 && p.top_k.all > kMaxRankedTokens / 4 * 3;
+  const bool small_k =
+      unknown_k || (!no_k && !counts_ties && sampling::streams_top_k(p.top_k.all, p.vocabulary));
   const bool whole_p = p.order == FilterOrder::kVllm || p.top_p.each != nullptr || !(p.top_p.all < 1.0f);
   const bool near = (p.min_p.each != nullptr || p.min_p.all > 0.0f) && (unknown_k || no_k) && whole_p;
   return aligned && !counts_all && p.allow == nullptr && (greedy || small_k || near);

@@ -138,6 +138,21 @@ def test_many_rows(setting: dict[str, Any], dtype: torch.dtype, groups: int, wid
 
 
 @pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [48, 156])
+def test_ties_of_a_long_list_are_cut_at_the_last_one_kept(rows: int, dtype: torch.dtype) -> None:
+    """Hundreds of logits equal the k-th one; one CTA reads a row of many, and two one of few."""
+    draw = torch.Generator().manual_seed(rows)
+    logits = (10 * torch.randn(rows, 65_536, generator=draw)).round().div(4).to(dtype)
+    numbers = torch.arange(rows)
+    top_k = torch.tensor([1000, 1024, 900])[numbers % 3].to(torch.int32)
+    names = tuple(name for name in OUTPUTS if name != "ranks")
+    arguments = {"seeds": numbers, "positions": numbers, "logprob_mode": "processed"}
+    assert differences(logits, names, top_k=top_k, **arguments) == {}
+    assert differences(logits, names, top_k=1024, top_p=0.99, **arguments) == {}
+
+
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("names", [OUTPUTS, ()], ids=["all", "token"])
 @pytest.mark.parametrize("noise", ["cdf", "murmur"])
 @pytest.mark.parametrize("shift", [-2.0, 0.0, 2.0])
