@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from eval_fakes import HOOK_LINE, Campaign, Ended, run_verb, write_program
 
-from eval.campaigns.accuracy_regression import MARGIN_FLOOR, PAPER
+from eval.campaigns.accuracy_regression import MARGIN_FLOOR, PAPER, report
+from eval.campaigns.runs import Comparison
+from eval.campaigns.verdicts import decide
 
 FAKE = """
 import json, os, sys
@@ -77,6 +79,26 @@ def test_margins_are_the_papers_spread() -> None:
     assert margins == {"mmlu": MARGIN_FLOOR, "gsm8k": 0.46, "gpqa_diamond": 3.54, "longbench_v1": 0.76}
     for item in PAPER.values():
         assert abs(item.on - item.off) < item.margin  # the paper's own outcome is within its spread
+
+
+def test_report_says_what_to_doubt() -> None:
+    scores = [
+        ("mmlu", [90.0, 90.01] * 4, [89.95, 89.96] * 4, 0.1),
+        ("gsm8k", [95.0, 95.5, 95.4, 94.9], [95.0, 94.8, 95.5, 95.6], 0.46),
+        ("longbench_v1", [44.0], [44.0], 0.76),
+    ]
+    margins = [margin for *_, margin in scores]
+    decisions = decide([(off, on) for _, off, on, _ in scores], 3, margins=margins, resolution=0.01)
+    text = report(
+        [
+            Comparison({"task": name}, tuple(off), tuple(on), decision)
+            for (name, off, on, _), decision in zip(scores, decisions, strict=True)
+        ]
+    )
+    assert "mmlu: within the margin, yet the interval excludes zero (on is worse)" in text
+    assert "gsm8k: open; the next look is at 6 runs of each variant." in text
+    assert "longbench_v1: open; the next look is at 6 runs of each variant." in text
+    assert "95.11 -> 95.23 (+0.12)" in text
 
 
 def test_commands_run_are_the_commands_printed(bench: Bench) -> None:

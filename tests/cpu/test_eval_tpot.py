@@ -14,12 +14,16 @@ from eval_fakes import (
     Campaign,
     Ended,
     free_port,
+    run_record,
     run_verb,
     write_program,
 )
 
 from eval.campaigns.configs import combined_configs
+from eval.campaigns.runs import Comparison, Outcome
 from eval.campaigns.tpot_ab import Settings
+from eval.campaigns.tpot_report import reduction
+from eval.campaigns.verdicts import bounds, looks_at
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "tests" / "data" / "eval_samples"
@@ -222,3 +226,26 @@ def test_wrong_use(bench: Bench, options: tuple[str, ...], message: str) -> None
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
     assert bench.calls == []
+
+
+def test_reduction_and_interval_are_of_the_logarithms() -> None:
+    off, on = [10.0, 10.1, 10.05, 9.95, 10.0, 10.1], [9.0, 9.05, 9.1, 8.95, 9.05, 8.95]
+
+    def compare(scale: float) -> Comparison:
+        case = {"MTP": 0, "prompt": "64K"}
+        records = [
+            run_record(
+                f"{side}{index}",
+                {**case, "variant": side, "repetition": index + 1},
+                {"tpot_ms": scale * value, "acceptance": None},
+            )
+            for side, values in (("off", off), ("on", on))
+            for index, value in enumerate(values)
+        ]
+        return Outcome(len(records), records).compare([case], "tpot_ms", 3, math.log)[0]
+
+    looks = looks_at(*([math.log(value) for value in side] for side in (off, on)))
+    low, high = bounds(looks, 0.025 / 3)
+    got = reduction(compare(1))
+    assert got == pytest.approx([1 - math.exp(end) for end in (looks[0].difference, high, low)])
+    assert reduction(compare(7)) == pytest.approx(got)
