@@ -93,7 +93,7 @@ def test_replay_recipe(tmp_path: Path) -> None:
     out = run([Path(last.split()[0]).name, *shlex.split(last)[1:]])
     assert out.splitlines()[-1] == "replay: exact on 256 of 256 steps"
     assert f"`{out.splitlines()[-1]}`" in README
-    assert len(list(tmp_path.glob("*.png"))) == 2
+    assert len(list(tmp_path.glob("*.png"))) == 1
 
 
 @pytest.mark.skipif(not CUDA, reason="built without a CUDA compiler")
@@ -185,3 +185,15 @@ def test_lessons_name_no_figures_of_their_own() -> None:
 
 def test_results_are_those_of_the_result_files() -> None:
     run("python -m eval readme --check")
+
+
+def test_at_most_150_lines_and_the_honest_sentence() -> None:
+    assert README.count("\n") <= 150
+    assert "and the real compiled op, not run inside TensorRT-LLM" in " ".join(README.split())
+
+
+def test_every_page_is_in_the_site() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} == set(
+        re.findall(r": (\w+\.md)$", site, re.M)
+    )
