@@ -11,8 +11,8 @@ of stock vLLM differ by themselves. Times of steps are those of this small model
 Parts: ``cases`` are batches by lengths, with a churn at the end; ``invariance`` runs the same prompt alone
 and in batches of 2, 8 and 32, with chunks of two sizes, stock and ours, and counts different answers, which
 ``--sampled`` draws with a seed. ``sampler`` draws from 128,256 logits with our sampler: ``compare`` draws
-every call a second time with vLLM's own and judges every row whose tokens differ, and the other modes time
-what samples. Its drafts are n-grams.
+every call a second time with vLLM's own and judges every row whose tokens differ, and ``ours`` times what
+samples, vLLM's and ours in turns. Its drafts are n-grams.
 """
 
 from __future__ import annotations

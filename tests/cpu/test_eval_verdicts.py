@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -260,3 +261,9 @@ def test_committed_rates_keep_their_promises() -> None:
     )
     for row in promised:
         assert row["rate"] <= row["limit"] if row["bound"] == "at most" else row["rate"] >= row["limit"], row
+
+
+def test_the_docs_show_committed_rates() -> None:
+    section = (ROOT / "docs" / "verdicts.md").read_text().partition("## Simulation")[2]
+    shown = set(re.findall(r"\d+\.\d(?= %)", section))
+    assert len(shown) > 10 and shown <= {f"{100 * row['rate']:.1f}" for row in RESULTS["rows"]}
