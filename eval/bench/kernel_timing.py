@@ -34,8 +34,8 @@ LEAD = 4
 """Steps that run before the first timed one, so that it finds the state of a chain under way."""
 
 GRAPHS = 3
-"""Captures of the same launches that are timed. In the first one kernels of 9 us were seen to take 6 % longer
-than in all others, on the same rows and outputs, whichever kernel it was."""
+"""Captures of the same launches that are timed. In the first one kernels of 9 us were seen to take 5 % longer
+than in all others, on the same rows and outputs (``eval/results/h100/first_graph.log``)."""
 
 ALIGNMENT = 16
 """Row widths are multiples of this many elements, as an engine's buffers are."""
