@@ -56,9 +56,8 @@ class Engine:
         try:
             asked = environment.user_mode(self.enable)
             environment.verify_calls()
-            environment.sampler()
-            environment.slices()
-            environment.dcp()
+            for switch in (environment.ENABLE_SAMPLER, environment.ENABLE_SLICES, environment.ENABLE_DCP):
+                environment.user_mode(switch)
         except ValueError as error:
             return Outlook(None, str(error))
         mode = asked or self.default

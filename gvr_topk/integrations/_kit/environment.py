@@ -63,19 +63,9 @@ def user_mode(variable: str) -> Mode | None:
     return modes[value]
 
 
-def sampler(variable: str = ENABLE_SAMPLER, default: Mode = Mode.OFF) -> bool:
-    """Whether a variable, by default ``GVR_TOPK_SAMPLER``, asks for a sampler; see `user_mode`."""
+def asks_for(variable: str, default: Mode = Mode.OFF) -> bool:
+    """Whether a variable switches something on, as `default` does where it is not set; see `user_mode`."""
     return (user_mode(variable) or default) is not Mode.OFF
-
-
-def slices() -> bool:
-    """Whether ``GVR_TOPK_VLLM_SLICES`` asks for scores in slices; see `user_mode`."""
-    return user_mode(ENABLE_SLICES) not in (None, Mode.OFF)
-
-
-def dcp() -> bool:
-    """Whether ``GVR_TOPK_VLLM_DCP`` asks for ranks that agree on the k-th score; see `user_mode`."""
-    return user_mode(ENABLE_DCP) not in (None, Mode.OFF)
 
 
 def verify_calls() -> int:
@@ -135,10 +125,10 @@ def describe() -> list[tuple[str, str]]:
         OPTIONS: options,
         ENABLE_VLLM: lambda: user_mode(ENABLE_VLLM),
         ENABLE_SGLANG: lambda: user_mode(ENABLE_SGLANG),
-        ENABLE_SAMPLER: sampler,
-        ENABLE_SLICES: slices,
-        ENABLE_DCP: dcp,
-        ENABLE_SAMPLER_TRTLLM: lambda: sampler(ENABLE_SAMPLER_TRTLLM),
+        ENABLE_SAMPLER: lambda: user_mode(ENABLE_SAMPLER),
+        ENABLE_SLICES: lambda: user_mode(ENABLE_SLICES),
+        ENABLE_DCP: lambda: user_mode(ENABLE_DCP),
+        ENABLE_SAMPLER_TRTLLM: lambda: user_mode(ENABLE_SAMPLER_TRTLLM),
         VERIFY: verify_calls,
         VERIFY_TRTLLM: verify_calls,
     }

@@ -50,7 +50,7 @@ def describe() -> list[tuple[str, str]]:
     if not reason and not found:
         reason = "SGLang does not find the entry point"
     outlook = f"nothing: {reason}" if reason else "the server's log says which functions are hooked"
-    if not reason and environment.sampler():
+    if not reason and environment.asks_for(environment.ENABLE_SAMPLER):
         outlook += ", and whether tokens are drawn"
     return [
         ("SGLang", f"{ENGINE.version()} in {root}"),
@@ -74,7 +74,7 @@ def _register(say: Say) -> None:
     )
     hooks = [(point, around(point.name, serve, say, verifier)) for point, serve in served]
     hooks.append((points.INDEXER, requests.around_indexer))
-    if environment.sampler():
+    if environment.asks_for(environment.ENABLE_SAMPLER):
         hooks.append((points.TARGET_PROBS, around(points.TARGET_PROBS.name, sampler.target_probs, say)))
     hooks += _samplers(say)
     for point, hook in hooks:
@@ -90,7 +90,7 @@ def _register(say: Say) -> None:
 
 def _samplers(say: Say) -> list[tuple[HookPoint, Callable[..., Any]]]:
     """Offer our sampler as a backend; return the hook that makes it SGLang's own, if that is asked for."""
-    asked = environment.sampler()
+    asked = environment.asks_for(environment.ENABLE_SAMPLER)
     try:
         for point in points.SAMPLER:
             point.find()

@@ -152,7 +152,7 @@ class _Integration:
     def _connect_sampler(self, loaded: dict[str, ModuleType]) -> None:
         """Wrap the fused sampler if it is asked for and loaded, or say what is unlike the known one."""
         try:
-            if not environment.sampler(environment.ENABLE_SAMPLER_TRTLLM):
+            if not environment.asks_for(environment.ENABLE_SAMPLER_TRTLLM):
                 return
             checker = Checker(root_of_engine(), loaded)
             bad = [finding for point in SAMPLER_POINTS if not (finding := checker.check(point)).good]
@@ -194,7 +194,7 @@ class _Integration:
         environment.withdraw()
         self.say("warning", f"refused: {reason}")
         with suppress(ValueError):  # of the variable; then nothing is asked for
-            if environment.sampler(environment.ENABLE_SAMPLER_TRTLLM):
+            if environment.asks_for(environment.ENABLE_SAMPLER_TRTLLM):
                 self.say("warning", f"sampling stays {NAME}'s own, too")
 
 
@@ -269,7 +269,7 @@ def describe(arch: int | None = None) -> list[tuple[str, str]]:
     rows = [("TensorRT-LLM", f"{version()} in {root}"), (fits, known)]
     rows += [finding.row for finding in inspection.findings]
     with suppress(ValueError):  # what is wrong with the variable stands with the others
-        if environment.sampler(environment.ENABLE_SAMPLER_TRTLLM):
+        if environment.asks_for(environment.ENABLE_SAMPLER_TRTLLM):
             rows += [Checker(root, {}).check(point).row for point in SAMPLER_POINTS]
     watching = gvr_topk_autoload.Finder.state()
     rows.append(("import hook", watching or f"not active: {_why_no_hook()}"))

@@ -6,6 +6,7 @@ one log line says why, and vLLM serves with its own top-k.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -57,18 +58,17 @@ LOGGER = "vllm.gvr_topk"
 """A child of vLLM's own logger, so it has the handlers and the level of that logger."""
 
 
-def _samples() -> bool:
-    """Whether our sampler is used, as it is by default."""
-    return environment.sampler(default=Mode.ON)
+_asks_for_slices = functools.partial(environment.asks_for, environment.ENABLE_SLICES)
+_asks_for_dcp = functools.partial(environment.asks_for, environment.ENABLE_DCP)
+_asks_for_sampler = functools.partial(environment.asks_for, environment.ENABLE_SAMPLER, Mode.ON)
 
-
-OPTIONAL = (
+OPTIONAL: tuple[tuple[str, Callable[[], bool], tuple[PatchPoint, ...]], ...] = (
     ("candidate blocks", lambda: True, (CANDIDATES,)),
-    ("scores of long prompts", environment.slices, (SPLIT, SCORES)),
-    ("the merge of ranks", environment.dcp, (MERGE,)),
-    ("log-probabilities", _samples, (TOPK_SCORES,)),
-    ("the sampler", _samples, (SAMPLE,)),
-    ("drafts", _samples, (VERIFY_DRAFTS,)),
+    ("scores of long prompts", _asks_for_slices, (SPLIT, SCORES)),
+    ("the merge of ranks", _asks_for_dcp, (MERGE,)),
+    ("log-probabilities", _asks_for_sampler, (TOPK_SCORES,)),
+    ("the sampler", _asks_for_sampler, (SAMPLE,)),
+    ("drafts", _asks_for_sampler, (VERIFY_DRAFTS,)),
 )
 """What else may be replaced: its name, whether it is asked for, and its points."""
 
@@ -101,12 +101,12 @@ class _Integration:
         self.hook = LayerHook(self.metrics, mode, self.say)
         reports = (ENGINE.name, self.metrics.count, self.say)
         self.asked_for[CALLED_CANDIDATES] = self.hook.candidates.wrap
-        if environment.slices():
+        if _asks_for_slices():
             self.asked_for |= {SPLIT: self.hook.wrap_split, SCORES: self.hook.wrap_scores}
-        if environment.dcp():
+        if _asks_for_dcp():
             self.hook.dcp = DcpHook(mode, self.metrics, self.say)
             self.asked_for[MERGE] = self.hook.dcp.wrap
-        if _samples():
+        if _asks_for_sampler():
             self.asked_for[TOPK_SCORES] = LogprobsHook(*reports).wrap
             self.asked_for[SAMPLE] = SamplerHook(*reports).wrap
             self.asked_for[VERIFY_DRAFTS] = DraftsHook(*reports).wrap
