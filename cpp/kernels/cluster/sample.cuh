@@ -166,16 +166,17 @@ struct RowSampler {
   }
 };
 
-// Sends one key of the sample to the CTA of this thread's team. Stores from one warp to many CTAs would take
-// longer.
+// Sends each CTA of the cluster one key per thread of its team, or none without `keys`: only CTAs that have
+// read another length look at the sample then, and the headers tell them. Stores from one warp to many CTAs
+// would take longer.
 template <typename T>
-GVR_DEVICE void send_sample(const RowContext<T>& ctx, uint32_t key) {
+GVR_DEVICE void send_sample(const RowContext<T>& ctx, const uint32_t* keys) {
   const Shared& smem = *ctx.shared;
   const uint32_t target = ctx.team_target(), index = ctx.team_index();
   const uint32_t barrier = ptx::map_to_rank(ptx::shared_address(&smem.sample_barrier), target);
-  ptx::barrier_expect_tx_if(index == 0, barrier, sizeof(uint32_t) * ctx.team_size());
+  ptx::barrier_expect_tx_if(index == 0, barrier, keys == nullptr ? 0 : sizeof(uint32_t) * ctx.team_size());
   const int there = ctx.rank * ctx.team_size() + index;
-  ptx::store_async(smem.received.address_in(target, there), key, barrier);
+  if (keys != nullptr) ptx::store_async(smem.received.address_in(target, there), keys[index], barrier);
 }
 
 template <typename T>
@@ -207,7 +208,7 @@ GVR_DEVICE Sample sample_of_cluster(const RowContext<T>& ctx, uint32_t greatest,
     smem.sent[(ctx.warp * 32 + ctx.lane) >> ctx.log2_ctas] = greatest;
   }
   __syncthreads();
-  send_sample(ctx, smem.sent[ctx.team_index()]);
+  send_sample(ctx, smem.sent);
   meanwhile();
   receive_samples(ctx);
   return Sample{smem.received[ctx.thread], reinterpret_cast<const uint4*>(&smem.received[32 * ctx.warp])};

@@ -129,7 +129,7 @@ GVR_DEVICE void finish_unselected_row(const TopkParams& p, const LaunchTraits& t
   const KeyInterval everything = KeyInterval::everything();
   ptx::reconverge(ctx.zero);  // One thread has written statistics.
   ptx::cluster_wait();
-  if (sampled) send_sample(ctx, kAbsentKey);
+  if (sampled) send_sample(ctx, nullptr);
   send_and_wait(ctx, everything, 0, [] {});
   if (sampled) receive_samples(ctx);
   ptx::reconverge(ctx.zero);  // Each lane has left the wait for itself.

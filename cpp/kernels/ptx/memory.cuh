@@ -21,13 +21,15 @@ GVR_DEVICE uint4 load_streaming(const void* p) {
   return v;
 }
 
-// As `load_streaming`, from `p` + kOffset bytes, if index < end. Otherwise `v` is undefined.
+// As `load_streaming`, from `p` + kOffset bytes, if index < end. Otherwise `v` is undefined. It is not `.nc`,
+// because ptxas moves such a load past warp barriers, behind waits for other loads.
 template <int kOffset>
 GVR_DEVICE void load_streaming_before(int index, int end, uint4& v, const void* p) {
   asm volatile(
-      GVR_PREDICATED("lt.s32", "%4, %5", "ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%6 + %7]")
+      GVR_PREDICATED("lt.s32", "%4, %5", "ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%6 + %7]")
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-      : "r"(index), "r"(end), "l"(p), "n"(kOffset));
+      : "r"(index), "r"(end), "l"(p), "n"(kOffset)
+      : "memory");
 }
 
 // As `load_streaming_before`, but the line stays in L1, for data that is read half a sector at a time or

@@ -39,17 +39,17 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   Tile tile;
   if constexpr (Tile::kLoadsEarly) tile.load(ctx.row, traits.has(LaunchTraits::kWholeVectors));
   __syncwarp();  // The loads of the row are issued first.
-  StepState early_state = job.load_state_early(p, traits);
-  job.load_state_late(p, traits, early_state);
-  if (kOptions) ptx::reconverge(ctx.zero);  // One thread may have loaded it, and `output` votes.
+  StepState state = job.load_state_early(p, traits);
   own.bins.clear(ctx.thread);
+  if (ctx.thread == 0) smem.hint_hits = smem.few_count = 0;
+  if (kOptions) ptx::reconverge(ctx.zero);  // Lanes have cleared different words, and `output` votes.
   // The parameters of the output are fetched here, while there is time.
   OutputWriter output = job.output(p, traits, job.owns_slot(p, traits));
   output.keep(traits);
-  if (ctx.thread == 0) smem.hint_hits = smem.few_count = 0;
-  job.publish_state(p, traits, early_state);
   StepState* next = job.writes_state() ? job.next_state_slot(p, traits, output) : nullptr;
   if (traits.has(LaunchTraits::kWritesState)) ptx::keep(next);
+  job.load_state_late(p, traits, state);
+  job.publish_state(p, traits, state);
   job.agree_on_length(p, traits);
   if (__any_sync(0xffffffffu, job.is_short())) {
     job.write_short(p, traits);

@@ -62,7 +62,7 @@ __device__ __noinline__ void select_solo_row_in(const TopkParams& p, const Launc
     const RowJob<T, kOptions> job = of_cluster();
     ptx::reconverge(ctx.zero);  // Single threads have published the state and cleared memory.
     ptx::cluster_wait();
-    if (solo.sampled) send_sample(job.ctx, kAbsentKey);
+    if (solo.sampled) send_sample(job.ctx, nullptr);
     store_to_peers(job.ctx, everything);
     ptx::reconverge(ctx.zero);  // Lanes have sent different vectors.
   }
