@@ -29,14 +29,19 @@ _VERSION = re.compile(
     r"TensorRT-LLM version: (\S+)"
     r"|vLLM server version ([^\s,]+)|█\s+version (\d\S*)|gvr_topk in vLLM (\d[^\s:]*)"
 )
-_SAMPLER_ON = re.compile(r"on: (tokens|drafts|log-probabilities|probabilities) ")  # in any model
-_DRAWS_ON = re.compile(r"on: (tokens|drafts) ")
 _REFUSALS = ("refused:", "fell back:", "not in use:", "ignored:")
 _KEPT_LINES = 5
 
 Subject = Literal["top-k", "sampler"]
 TOP_K, SAMPLER = get_args(Subject)
 """What a log may show to be on."""
+
+_ON = {
+    TOP_K: re.compile(
+        "on:(?! (tokens|drafts|log-probabilities|probabilities) )"
+    ),  # these are on in any model
+    SAMPLER: re.compile("on: (tokens|drafts) "),
+}
 
 PROBE = Path(__file__).with_name("probe_build.py")
 PROBE_TIMEOUT_S = 120.0
@@ -74,8 +79,7 @@ class Evidence:
                 "VLLM_LOGGING_LEVEL hide level info? does VLLM_PLUGINS leave it out?)"
             )
         if variant == "off" and self.active:
-            hint = "(is TRTLLM_GVR_TOPK or GVR_TOPK_VLLM set?)"
-            return f"its log says that the {self.subject} was on {hint}"
+            return f"its log says that the {self.subject} was on (is TRTLLM_GVR_TOPK or GVR_TOPK_VLLM set?)"
         return None
 
 
@@ -94,12 +98,7 @@ def read_evidence(output: Iterable[str], subject: Subject = TOP_K) -> Evidence:
     kept = sorted(dict.fromkeys(lines), key=lambda line: not any(f": {word}" in line for word in _REFUSALS))
     return Evidence(
         subject=subject,
-        active=any(
-            _DRAWS_ON.match(text)
-            if subject == SAMPLER
-            else text.startswith("on:") and not _SAMPLER_ON.match(text)
-            for text in said
-        ),
+        active=any(_ON[subject].match(text) for text in said),
         waiting=any(text.startswith("waiting:") for text in said),
         refused=any(text.startswith(_REFUSALS) for text in said),
         lines=tuple(kept[:_KEPT_LINES]),

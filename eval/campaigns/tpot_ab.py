@@ -95,9 +95,7 @@ class Settings:
     )
     compares: Annotated[Subject, typer.Option(help="All that differs in vLLM, or its sampler alone.")] = TOP_K
     sampling: Annotated[str, typer.Option(help="How vLLM's client asks for tokens.")] = "--temperature 0"
-    drafts: Annotated[str, typer.Option(help="Kind of vLLM's drafts; --mtp is their number.")] = (
-        '{"method": "mtp"}'
-    )
+    drafts: Annotated[str, typer.Option(help="vLLM's drafts, --mtp in number.")] = '{"method": "mtp"}'
     config_flag: Annotated[str, typer.Option(help="Or --extra_llm_api_options.")] = "--config"
     timeout: Annotated[float, typer.Option(help="Seconds for one repetition.")] = 3600.0
     start_timeout: Annotated[float, typer.Option(help="Seconds until a started server is ready.")] = 1800.0
@@ -133,9 +131,8 @@ class Settings:
         words = shlex.split(self.launcher)
         if not self.by_bench:
             # The sides differ in one variable of the environment, which stands in the command.
-            side = f"{DISABLE}={int(variant == 'off')}"
-            side = f"{ENABLE_SAMPLER}={int(variant == 'on')}" if self.compares == SAMPLER else side
-            words += ["env", side, *self.command, "serve"]
+            variable, set_on = (ENABLE_SAMPLER, "on") if self.compares == SAMPLER else (DISABLE, "off")
+            words += ["env", f"{variable}={int(variant == set_on)}", *self.command, "serve"]
             words += [self.model_path, "--served-model-name"] if self.model_path else []
             words += [self.model, "--host", "127.0.0.1", "--port", str(self.port)]
             words += ["--tensor-parallel-size", str(self.gpus)]
@@ -164,9 +161,8 @@ class Settings:
         words = [*shlex.split(self.client), "--backend", "openai", "--base-url", url, "--model", self.model]
         words += ["--tokenizer", self.model_path] if self.model_path else []
         words += ["--dataset-name", "custom", "--dataset-path", str(file), "--skip-chat-template"]
-        words += ["--custom-output-len", str(self.output_tokens), "--ignore-eos"]
-        words += [*shlex.split(self.sampling), "--num-prompts", str(self.requests)]
-        words += ["--num-warmups", str(self.warmup)]
+        words += ["--custom-output-len", str(self.output_tokens), "--ignore-eos", *shlex.split(self.sampling)]
+        words += ["--num-prompts", str(self.requests), "--num-warmups", str(self.warmup)]
         words += ["--max-concurrency", str(self.concurrency), "--save-result"]
         return [*words, "--result-dir", str(report.parent), "--result-filename", report.name]
 
