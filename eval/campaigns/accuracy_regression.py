@@ -224,12 +224,7 @@ def main(
     cases = [{"task": name} for name in tasks]
     family = store.family(cases)
     outcome = run_campaign(
-        planned,
-        store,
-        Limits(timeout, timeout, keep_going),
-        program=program,
-        option=PROGRAM,
-        dry_run=dry_run,
+        planned, store, Limits(timeout, timeout, keep_going), program=program, option=PROGRAM, dry_run=dry_run
     )
     compared = outcome.compare(cases, "score", family, margins=list(margins.values()), resolution=RESOLUTION)
     typer.echo(report(compared))

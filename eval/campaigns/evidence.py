@@ -20,6 +20,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from eval.common.machine import output_of
 
@@ -28,9 +29,19 @@ _VERSION = re.compile(
     r"TensorRT-LLM version: (\S+)"
     r"|vLLM server version ([^\s,]+)|█\s+version (\d\S*)|gvr_topk in vLLM (\d[^\s:]*)"
 )
-_SAMPLER_ON = re.compile(r"on: (tokens|drafts|log-probabilities|probabilities) ")  # in any model
 _REFUSALS = ("refused:", "fell back:", "not in use:", "ignored:")
 _KEPT_LINES = 5
+
+Subject = Literal["top-k", "sampler"]
+TOP_K, SAMPLER = get_args(Subject)
+"""What a log may show to be on."""
+
+_ON = {
+    TOP_K: re.compile(
+        "on:(?! (tokens|drafts|log-probabilities|probabilities) )"
+    ),  # these are on in any model
+    SAMPLER: re.compile("on: (tokens|drafts) "),
+}
 
 PROBE = Path(__file__).with_name("probe_build.py")
 PROBE_TIMEOUT_S = 120.0
@@ -44,7 +55,8 @@ PREFIXES = ("TRTLLM_GVR_TOPK", "GVR_TOPK_VLLM", "VLLM_")
 class Evidence:
     """What the logs of one run say."""
 
-    active: bool  # a process said that the heuristic top-k is on
+    subject: Subject
+    active: bool  # a process said that it is on
     waiting: bool  # a process said that it is there, and that no row was long enough for it
     refused: bool  # a process said that the engine's own top-k ran; others cannot make up for it
     lines: tuple[str, ...]  # the first different lines of the integration
@@ -62,16 +74,16 @@ class Evidence:
             )
         if variant == "on" and not self.active:
             return (
-                "no line of gvr_topk in its log says that the heuristic top-k was on, so the run shows "
+                f"no line of gvr_topk in its log says that the {self.subject} was on, so the run shows "
                 "nothing about it (is the wheel installed there? does TLLM_LOG_LEVEL or "
                 "VLLM_LOGGING_LEVEL hide level info? does VLLM_PLUGINS leave it out?)"
             )
         if variant == "off" and self.active:
-            return "its log says that the heuristic top-k was on (is TRTLLM_GVR_TOPK or GVR_TOPK_VLLM set?)"
+            return f"its log says that the {self.subject} was on (is TRTLLM_GVR_TOPK or GVR_TOPK_VLLM set?)"
         return None
 
 
-def read_evidence(output: Iterable[str]) -> Evidence:
+def read_evidence(output: Iterable[str], subject: Subject = TOP_K) -> Evidence:
     """Look through the lines that a run printed: its command's, its server's, or both."""
     said: list[str] = []
     lines: list[str] = []
@@ -85,7 +97,8 @@ def read_evidence(output: Iterable[str]) -> Evidence:
     # A refusal comes first among the lines that are kept.
     kept = sorted(dict.fromkeys(lines), key=lambda line: not any(f": {word}" in line for word in _REFUSALS))
     return Evidence(
-        active=any(text.startswith("on:") and not _SAMPLER_ON.match(text) for text in said),
+        subject=subject,
+        active=any(_ON[subject].match(text) for text in said),
         waiting=any(text.startswith("waiting:") for text in said),
         refused=any(text.startswith(_REFUSALS) for text in said),
         lines=tuple(kept[:_KEPT_LINES]),

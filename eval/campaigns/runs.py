@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from eval.campaigns.evidence import read_evidence
+from eval.campaigns.evidence import TOP_K, Subject, read_evidence
 from eval.campaigns.process import CommandError, output_lines, quote_tail, run_command, running_server
 from eval.campaigns.reports import Figures, ReportError
 from eval.campaigns.store import RunRecord, RunStore, text_hash
@@ -47,6 +47,7 @@ class PlannedRun:
     files: Mapping[Path, str] = field(default_factory=dict)  # written before the command, which reads them
     report: Path | None = None  # the command writes it; removed before, so that no older one is read
     server: Server | None = None
+    subject: Subject = TOP_K  # what the variants have on or off
 
     @property
     def name(self) -> str:
@@ -90,7 +91,7 @@ class PlannedRun:
         figures = self.measure("".join(output_lines(self.log, self.command)))
         # The client of a server is no evidence, though it may load the same plugins.
         engine = self if self.server is None else self.server
-        evidence = read_evidence(output_lines(engine.log, engine.command))
+        evidence = read_evidence(output_lines(engine.log, engine.command), self.subject)
         if problem := evidence.problem(self.labels["variant"]):
             raise ReportError(problem)
         said = {"hook_lines": list(evidence.lines), "version": evidence.version}

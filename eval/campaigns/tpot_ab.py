@@ -9,7 +9,8 @@ prompt several times and reports the mean TPOT and the draft acceptance rate (DA
 
 * Of TensorRT-LLM each repetition is a ``trtllm-bench throughput``, and the two sides are two YAML files.
 * Of vLLM it is a ``vllm serve``, with ``GVR_TOPK_DISABLE=1`` and with ``=0``, and ``vllm bench serve``
-  (``--client``) as its client. Prompts are texts then; ``--tokenizer`` makes one of chat messages.
+  (``--client``) as its client. Prompts are texts then; ``--tokenizer`` makes one of chat messages. With
+  ``--compares sampler`` both sides have this package, and differ in ``GVR_TOPK_SAMPLER``.
 
 With ``--concurrency`` the fixed prompt is served so many times at once, instead of at batch 1.
 
@@ -41,7 +42,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from eval.campaigns.configs import MTP, check_pair, combined_configs
-from eval.campaigns.evidence import build_identity
+from eval.campaigns.evidence import SAMPLER, TOP_K, Subject, build_identity
 from eval.campaigns.prompts import Prompt, apply_template, read_prompt
 from eval.campaigns.reports import read_bench_report, read_serve_report
 from eval.campaigns.runs import Limits, PlannedRun, Server, run_campaign
@@ -51,7 +52,7 @@ from eval.campaigns.verdicts import Variant, variant_order
 from eval.common.machine import compute_capability
 from eval.common.options import options_of, refuse_repeats
 from eval.common.status import TOOL_FAULT, UNDECIDED, InputError
-from gvr_topk.integrations._kit.environment import DISABLE
+from gvr_topk.integrations._kit.environment import DISABLE, ENABLE_SAMPLER
 
 Engine = Literal["tensorrt-llm", "vllm"]
 
@@ -92,6 +93,9 @@ class Settings:
     client: Annotated[str, typer.Option(help="Words that start the client of vLLM's server.")] = (
         "vllm bench serve"
     )
+    compares: Annotated[Subject, typer.Option(help="All that differs in vLLM, or its sampler alone.")] = TOP_K
+    sampling: Annotated[str, typer.Option(help="How vLLM's client asks for tokens.")] = "--temperature 0"
+    drafts: Annotated[str, typer.Option(help="vLLM's drafts, --mtp in number.")] = '{"method": "mtp"}'
     config_flag: Annotated[str, typer.Option(help="Or --extra_llm_api_options.")] = "--config"
     timeout: Annotated[float, typer.Option(help="Seconds for one repetition.")] = 3600.0
     start_timeout: Annotated[float, typer.Option(help="Seconds until a started server is ready.")] = 1800.0
@@ -127,7 +131,8 @@ class Settings:
         words = shlex.split(self.launcher)
         if not self.by_bench:
             # The sides differ in one variable of the environment, which stands in the command.
-            words += ["env", f"{DISABLE}={int(variant == 'off')}", *self.command, "serve"]
+            variable, set_on = (ENABLE_SAMPLER, "on") if self.compares == SAMPLER else (DISABLE, "off")
+            words += ["env", f"{variable}={int(variant == set_on)}", *self.command, "serve"]
             words += [self.model_path, "--served-model-name"] if self.model_path else []
             words += [self.model, "--host", "127.0.0.1", "--port", str(self.port)]
             words += ["--tensor-parallel-size", str(self.gpus)]
@@ -135,7 +140,7 @@ class Settings:
             words += ["--max-num-batched-tokens", str(self.max_num_tokens)]
             words += ["--max-model-len", str(limit)] if limit else []
             if mtp:
-                drafts = {"method": "mtp", "num_speculative_tokens": mtp}
+                drafts = json.loads(self.drafts) | {"num_speculative_tokens": mtp}
                 words += ["--speculative-config", json.dumps(drafts)]
         else:
             # Without --model_path, trtllm-bench takes the model for a name on the hub, even a folder.
@@ -156,7 +161,7 @@ class Settings:
         words = [*shlex.split(self.client), "--backend", "openai", "--base-url", url, "--model", self.model]
         words += ["--tokenizer", self.model_path] if self.model_path else []
         words += ["--dataset-name", "custom", "--dataset-path", str(file), "--skip-chat-template"]
-        words += ["--custom-output-len", str(self.output_tokens), "--ignore-eos", "--temperature", "0"]
+        words += ["--custom-output-len", str(self.output_tokens), "--ignore-eos", *shlex.split(self.sampling)]
         words += ["--num-prompts", str(self.requests), "--num-warmups", str(self.warmup)]
         words += ["--max-concurrency", str(self.concurrency), "--save-result"]
         return [*words, "--result-dir", str(report.parent), "--result-filename", report.name]
@@ -196,6 +201,7 @@ def plan_run(
         report=report,
         files={file: content},
         server=server,
+        subject=settings.compares,
     )
 
 
@@ -242,6 +248,8 @@ def main(settings: Settings) -> None:
         raise typer.BadParameter(
             "wanted none for vLLM, whose sides differ in GVR_TOPK_DISABLE alone", param_hint="--configs"
         )
+    if settings.by_bench and settings.compares == SAMPLER:
+        raise typer.BadParameter("wanted --engine vllm for the sampler", param_hint="--compares")
     mtps = settings.mtp or list(MTP)
     refuse_repeats(mtps, "--mtp")
     store = RunStore(settings.out / "runs")

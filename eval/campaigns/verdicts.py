@@ -161,10 +161,7 @@ class Decision:
 
 
 def decide(
-    runs: Sequence[Runs],
-    family: int,
-    margins: Sequence[float] | None = None,
-    resolution: float = 0.0,
+    runs: Sequence[Runs], family: int, margins: Sequence[float] | None = None, resolution: float = 0.0
 ) -> list[Decision]:
     """Judge tasks or cases of a campaign together, which has `family` of them.
 

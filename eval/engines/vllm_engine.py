@@ -477,12 +477,18 @@ class Trial:
             self._done["cases"].append(case)
 
     def _stream(self) -> None:
-        """Keep the tokens of requests with seeds, which drafts should not change."""
+        """Keep tokens of requests with seeds, which drafts should not change, and their digests."""
         settings = vllm_sampler.settings_of(vllm_sampler.MIXED, STREAMS, 0, drafts=True)
         settings = [setting | {"seed": number} for number, setting in enumerate(settings)]
         requests = prompts(STREAMS, [SAMPLER_PROMPT], 4000)
         parameters = self._parameters(lambda n: STREAM_STEPS, settings)
-        self._done["streams"] = run_requests(self._engine, parameters, requests, "streams")["answers"]
+        patches, digests = Transaction(), vllm_sampler.Digests()
+        digests.observe(patches)
+        try:
+            tokens = run_requests(self._engine, parameters, requests, "streams")["answers"]
+        finally:
+            patches.rollback()
+        self._done["streams"] = {"tokens": tokens, "logits": digests.of_answers(tokens)}
 
     def _churn(self) -> None:
         slots = max(self.spec.batches)

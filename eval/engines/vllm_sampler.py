@@ -6,6 +6,7 @@ are judged one by one on the CPU, with the exact masses of `gvr_topk.sampling.re
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import statistics
@@ -350,7 +351,12 @@ class Times:
     def choose(self, replaced: Callable[..., Any]) -> Callable[..., Any]:
         """Return a call of ours, or of the function of vLLM's that it is in place of."""
         own = inspect.unwrap(replaced)
-        return lambda *args, **named: (replaced if self.ours else own)(*args, **named)
+
+        @functools.wraps(own)
+        def chosen(*args: Any, **named: Any) -> Any:
+            return (replaced if self.ours else own)(*args, **named)
+
+        return chosen
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a call whose second argument is the logits."""
@@ -391,15 +397,68 @@ class Times:
         }
 
 
-def common_tokens(plain: list[list[int]], drafted: list[list[int]]) -> dict[str, int]:
-    """Compare the tokens of the same requests: how many requests have the same, and how many tokens agree."""
-    agree = [
-        next((at for at, pair in enumerate(zip(*both, strict=True)) if pair[0] != pair[1]), len(both[0]))
-        for both in zip(plain, drafted, strict=True)
+class Digests:
+    """Keeps a digest of the logits of every sampled row, by the request's seed and the row's position.
+
+    Of a row that is sampled again, as those behind a refused draft are, the last one stays.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[Tensor] = []
+
+    def observe(self, patches: Transaction) -> None:
+        """Put this around all that draws in this process."""
+        module, rejection = _classes()
+        for cls, method in ((module.Sampler, "sample"), (rejection, "_verify")):
+            patches.set_attribute(cls, method, self.wrap(getattr(cls, method)))
+
+    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a call that gets logits, the slots of their requests, and positions."""
+        signature = inspect.signature(inspect.unwrap(call))
+
+        @functools.wraps(call)
+        def observed(*args: Any, **named: Any) -> Any:
+            given = signature.bind(*args, **named).arguments
+            logits, slots, positions = (given[name] for name in ("logits", "expanded_idx_mapping", "pos"))
+            states = getattr(given["self"], "sampler", given["self"]).sampling_states
+            bits = logits.view({2: torch.int16, 4: torch.int32}[logits.element_size()]).long()
+            odd = 2 * torch.arange(bits.shape[1], device=bits.device) + 1
+            digests = (bits * (odd * 0x1E3779B97F4A7C15)).sum(1)  # modulo 2^64
+            self._seen.append(torch.stack([states.seeds.gpu[slots], positions.long(), digests], 1))
+            return call(*args, **named)
+
+        return observed
+
+    def of_answers(self, answers: list[list[int]]) -> list[list[int | None]]:
+        """What each token was drawn from, of prompts of one length in requests whose numbers are seeds."""
+        found: dict[tuple[int, int], int] = {}
+        for seed, position, digest in torch.cat(self._seen).tolist():
+            found[seed, position] = digest
+        first = min(position for _, position in found)
+        return [
+            [found.get((number, first + at)) for at in range(len(answer))]
+            for number, answer in enumerate(answers)
+        ]
+
+
+def common_tokens(plain: dict[str, Any], drafted: dict[str, Any]) -> dict[str, int]:
+    """Compare the tokens of the same requests: how many requests have the same, and how many tokens agree.
+
+    Of the tokens before a first difference, and of those differences, it counts how many were drawn from the
+    same logits. Where a token is a function of the logits, no difference was.
+    """
+    told: Counter[str] = Counter()
+    both = [
+        list(zip(*(side[what] for side in (plain, drafted)), strict=True)) for what in ("tokens", "logits")
     ]
-    return {
-        "requests": len(plain),
-        "requests_alike": sum(same == len(tokens) for same, tokens in zip(agree, plain, strict=True)),
-        "tokens": sum(map(len, plain)),
-        "tokens_before_a_difference": sum(agree),
-    }
+    for (first, second), logits in zip(*both, strict=True):
+        alike = [one == other for one, other in zip(first, second, strict=True)]
+        same = [None not in pair and pair[0] == pair[1] for pair in zip(*logits, strict=True)]
+        agree = alike.index(False) if False in alike else len(alike)
+        told["requests"] += 1
+        told["requests_alike"] += all(alike)
+        told["tokens"] += len(alike)
+        told["tokens_before_a_difference"] += agree
+        told["of_the_same_logits"] += sum(same[:agree])
+        told["differences_of_the_same_logits"] += sum(same[agree : agree + 1])
+    return dict(told)

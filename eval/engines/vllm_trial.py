@@ -250,11 +250,11 @@ def prefill_times(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def streams(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """How far tokens of the same requests with and without drafts are the same; takes them from `engines`."""
-    drawn = [(engine, tokens) for engine in engines if (tokens := engine.pop("streams", None))]
-    plain = {engine["graphs"]: tokens for engine, tokens in drawn if not engine["drafts"]}
+    drawn = [(engine, stream) for engine in engines if (stream := engine.pop("streams", None))]
+    plain = {engine["graphs"]: stream for engine, stream in drawn if not engine["drafts"]}
     return [
-        {"drafts": engine["drafts"]} | common_tokens(plain[engine["graphs"]], tokens)
-        for engine, tokens in drawn
+        {"drafts": engine["drafts"]} | common_tokens(plain[engine["graphs"]], stream)
+        for engine, stream in drawn
         if engine["drafts"] and engine["graphs"] in plain
     ]
 

@@ -29,6 +29,7 @@ GRAPHS = {"eager": "eager", "full": "FULL graphs"}
 TRIALS = "vllm_trial_*.json"
 SAMPLERS = "vllm_sampler_*.json"
 SLICES = "vllm_slices_*.json"
+TPOTS = "vllm_tpot_*.json"
 KEYS = tuple(1 << power for power in range(16, 21))
 """Lengths of rows whose scores and top-k are quoted."""
 SLICES_ROWS = 8192
@@ -63,6 +64,7 @@ def vllm_figures(folder: Path) -> str:
         },
         slices=slices_tables(slices_figures(files)),
         sampler=sampler_tables(_sound(files.quote(files.of_one_gpu(SAMPLERS)))),
+        served=served(files.quote(files.of_one_gpu(TPOTS))),
         older=older_kernels(files.quoted),
     )
 
@@ -109,6 +111,21 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
             for stream in trial["streams"]
         ],
     }
+
+
+def served(campaigns: Files) -> dict[str, Any] | None:
+    """Milliseconds per output token of each server, with vLLM's sampler (off) and with ours (on)."""
+    rows = []
+    for name, campaign in campaigns.items():
+        for case in campaign["cases"]:
+            refuse_if(case["failures"], name, "no failures")
+            for row in case["decisions"]:
+                cells = [", ".join(shown(ms, 3) for ms in row[side]) for side in ("off", "on")]
+                cells += [f"{100 * mean(row['on']) / mean(row['off']) - 100:+.1f} %"]
+                shares = (row["acceptance_off"], row["acceptance_on"])
+                cells += [f"{100 * mean(share):.0f} %" if share else "-" for share in shares]
+                rows.append([str(row["case"]["MTP"] or "none"), case["parameters"], *cells])
+    return {"rows": rows, "source": source_of(*campaigns.values())} if rows else None
 
 
 def sampling_times(engines: Iterable[Data]) -> dict[tuple[int, int, str], dict[str, dict[str, float]]]:

@@ -161,5 +161,7 @@ if __name__ == "__main__":
         sys.exit()
     port = int(sys.argv[sys.argv.index("--port") + 1])
     print(VLLM_LOGO, flush=True)
-    print(VLLM_HOOK_LINE if os.environ.get("GVR_TOPK_DISABLE") == "0" else "plain", flush=True)
+    print(VLLM_HOOK_LINE if os.environ.get("GVR_TOPK_DISABLE", "0") == "0" else "plain", flush=True)
+    if os.environ.get("GVR_TOPK_SAMPLER") == "1":
+        print(VLLM_HOOK_LINE.replace("on: decode", "on: tokens of the V2 model runner"), flush=True)
     make_server(port).serve_forever()

@@ -54,7 +54,7 @@ def test_lines_that_count(lines: list[str], active: bool, refused: bool) -> None
         ([WAITING, HOOK_LINE], "on", None),
         ([WAITING], "on", "Take prompts longer than index_topk (of the accuracy tasks, longbench_v1)"),
         ([WAITING, REFUSED], "on", "did not work, or not alone"),
-        ([], "on", "says that the heuristic top-k was on, so the run shows nothing"),
+        ([], "on", "says that the top-k was on, so the run shows nothing"),
         (
             [HOOK_LINE, REFUSED],
             "on",

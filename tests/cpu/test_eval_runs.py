@@ -75,7 +75,7 @@ def test_one_failure_does_not_end_the_others(tmp_path: Path, capsys: Said) -> No
 @pytest.mark.parametrize(("variant", "printed"), [("on", "plain"), ("off", HOOK_LINE)])
 def test_a_run_without_evidence_fails(tmp_path: Path, variant: str, printed: str) -> None:
     outcome = _execute(tmp_path, _run(tmp_path, variant=variant, printed=printed))
-    assert outcome.records == [] and "heuristic top-k was on" in outcome.failures[0]
+    assert outcome.records == [] and "the top-k was on" in outcome.failures[0]
 
 
 def test_the_command_line_is_no_evidence(tmp_path: Path) -> None:

@@ -172,11 +172,18 @@ def test_vllm_commands_differ_in_one_variable(bench: Bench) -> None:
     assert command[9:11] == ["--served-model-name", "org/m"]
     given = json.loads(command[command.index("--speculative-config") + 1])
     assert given == {"method": "mtp", "num_speculative_tokens": 1}
+    sampler = ("--compares", "sampler", "--sampling", "--top-k 50", "--drafts", '{"method": "ngram"}')
+    off, client, on, _ = _commands(bench.run(*VLLM, *sampler, *extra, "--mtp", "1", prompts=TEXT).output)[4:]
+    assert "--temperature" not in client and client[client.index("--top-k") + 1] == "50"
+    assert off[:2] == ["env", "GVR_TOPK_SAMPLER=0"] and on == ["env", "GVR_TOPK_SAMPLER=1", *off[2:]]
+    given = json.loads(on[on.index("--speculative-config") + 1])
+    assert given == {"method": "ngram", "num_speculative_tokens": 1}
 
 
-def test_vllm_serves_from_start_to_end(bench: Bench) -> None:
-    port = str(free_port())
-    result = bench.run(*VLLM, "--repetitions", "2", "--port", port, prompts=TEXT)
+@pytest.mark.parametrize("compares", ["top-k", "sampler"])
+def test_vllm_serves_from_start_to_end(bench: Bench, compares: str) -> None:
+    options = ("--repetitions", "2", "--port", str(free_port()), "--compares", compares)
+    result = bench.run(*VLLM, *options, prompts=TEXT)
     assert result.exit_code == 0, result.output
     (row,) = bench.results["decisions"]
     assert len(row["off"]) == len(row["on"]) == 2 and row["decision"]["verdict"] == "open"
@@ -219,6 +226,7 @@ def test_serve_failure_shows_the_servers_log_too(bench: Bench) -> None:
         (("--prompts", f"..={SAMPLES / 'prompts.jsonl'}"), "a label of letters, digits"),
         ((*PROMPTS, "--configs", "x_{mpt}.yaml"), "wanted {mtp} and {variant} in it"),
         ((*PROMPTS, "--engine", "vllm", "--configs", "{mtp}_{variant}"), "GVR_TOPK_DISABLE alone"),
+        ((*PROMPTS, "--compares", "sampler"), "wanted --engine vllm for the sampler"),
     ],
 )
 def test_wrong_use(bench: Bench, options: tuple[str, ...], message: str) -> None:

@@ -10,6 +10,8 @@ from eval.report.provenance import Results
 from eval.report.vllm_report import in_engine, mixed_call, total_compared, vllm_figures
 
 MACHINE = {"commit": "abc1234", "device": "NVIDIA H200"}
+PREFILL = ("prefill_rows", "prefill_rows_that_differ", "prefill_rows_seen")
+COUNTS = ("rows", "rows_that_differ", *PREFILL, "numpy_rows")
 
 
 def _engine(part: str, **more: Any) -> dict[str, Any]:
@@ -17,13 +19,8 @@ def _engine(part: str, **more: Any) -> dict[str, Any]:
 
 
 def _trial(*engines: dict[str, Any], **more: Any) -> dict[str, Any]:
-    setup = {"max_model_len": 4096}
-    return {
-        "versions": {"vllm": "0.33.0"},
-        "machine": MACHINE,
-        "setup": setup,
-        "engines": list(engines),
-    } | more
+    versions, setup = {"vllm": "0.33.0"}, {"max_model_len": 4096}
+    return {"versions": versions, "machine": MACHINE, "setup": setup, "engines": list(engines)} | more
 
 
 def _write(folder: Path, **files: Any) -> str:
@@ -40,14 +37,7 @@ def test_nothing_measured_is_nothing_said(tmp_path: Path) -> None:
 
 
 def test_compared_engines(tmp_path: Path) -> None:
-    compared = {
-        "rows": 9000,
-        "rows_that_differ": 1,
-        "prefill_rows": 70,
-        "prefill_rows_that_differ": 2,
-        "prefill_rows_seen": 100,
-        "numpy_rows": 6,
-    }
+    compared = dict(zip(COUNTS, (9000, 1, 70, 2, 100, 6), strict=True))
     cases = [{"length": 8192, "batch": batch} for batch in (1, 8, 32)]
     first = _engine("cases", compared=compared, cases=cases, drafts=1, tensor_parallel=2, churn=None)
     churn = {"requests": 50, "slots": 16}
@@ -70,8 +60,7 @@ def test_compared_engines(tmp_path: Path) -> None:
 
 
 def test_rows_of_all_gpus_stand_in_one_table_and_those_of_one_are_summed(tmp_path: Path) -> None:
-    counts = ("rows", "rows_that_differ", "prefill_rows", "prefill_rows_that_differ", "prefill_rows_seen")
-    compared = dict.fromkeys((*counts, "numpy_rows"), 0)
+    compared = dict.fromkeys(COUNTS, 0)
     other = _trial(_engine("cases", compared=compared | {"rows": 5}), machine=MACHINE | {"device": "OTHER"})
     _write(tmp_path / "h2", vllm_trial_a=other)
     assert "| OTHER | FULL graphs | 5 | 0 of 0 | 0 |" in _write(tmp_path / "h1")
@@ -96,3 +85,13 @@ def test_turns_of_both_samplers_are_averaged(tmp_path: Path) -> None:
     assert "| none | 8 |" not in said
     mixed = mixed_call(Results(tmp_path / "h1"))
     assert mixed is not None and (mixed["stock"], mixed["ours"]) == (620, 110)
+
+
+def test_every_server_has_its_time(tmp_path: Path) -> None:
+    one = {"case": {"MTP": 0}, "off": [3, 2.0], "on": [2.5, 1.5], "acceptance_off": [], "acceptance_on": []}
+    drafts = one | {"case": {"MTP": 3}, "acceptance_off": [0.5, 0.25], "acceptance_on": [0.5, 0.5]}
+    case = {"parameters": "k = 50", "decisions": [one, drafts], "failures": []}
+    said = _write(tmp_path / "h1", vllm_tpot_a={"machine": MACHINE, "cases": [case]})
+    assert "| none | k = 50 | 3.000, 2.000 | 2.500, 1.500 | -20.0 % | - | - |" in said
+    assert "| 3 | k = 50 | 3.000, 2.000 | 2.500, 1.500 | -20.0 % | 38 % | 50 % |" in said
+    assert "NVIDIA H200, commit abc1234 (`vllm_tpot_*.json`" in " ".join(said.split())

@@ -22,21 +22,8 @@ from eval.__main__ import main
 from eval.campaigns.process import CommandError
 from eval.engines import vllm_compare, vllm_engine, vllm_trial
 from eval.engines.vllm_compare import Comparison
-from eval.engines.vllm_engine import (
-    CASES,
-    COMPARE,
-    INVARIANCE,
-    OURS,
-    PARTS,
-    STOCK,
-    Specification,
-)
-from eval.engines.vllm_model import (
-    GLM5,
-    GLM52,
-    V4,
-    V32,
-)
+from eval.engines.vllm_engine import CASES, COMPARE, INVARIANCE, OURS, PARTS, STOCK, Specification
+from eval.engines.vllm_model import GLM5, GLM52, V4, V32
 from eval.engines.vllm_worker import Observed, merge_workers
 from gvr_topk.integrations import vllm as integration
 
@@ -258,23 +245,6 @@ def test_invariance(vllm, short):
         assert vllm_trial.verdict([result | other | {"problem": None}]) == 0
     vllm_engine.run(replace(spec, sampled=True))
     assert {(request.seed, request.top_p) for request in vllm.engines[-1].drawn} == {(7, 0.95)}
-
-
-def test_a_case_that_fails_is_a_failure(vllm, monkeypatch):
-    """The others run all the same."""
-    real = vllm_engine.run_requests
-
-    def run_requests(engine, parameters, requests, label, *rest):
-        figures = real(engine, parameters, requests, label, *rest)
-        if label == "300x1":
-            raise OSError("odd\nline")
-        return figures
-
-    monkeypatch.setattr(vllm_engine, "run_requests", run_requests)
-    result = vllm_engine.run(specification(churn=False))
-    assert result["failures"] == ["1 x 300: OSError: odd line"]
-    assert [case["batch"] for case in result["cases"]] == [3]
-    assert "OSError" in str(vllm_trial.problem(specification(), result, active=True))
 
 
 def test_stock_and_ours(vllm, monkeypatch):

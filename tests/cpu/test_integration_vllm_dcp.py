@@ -536,16 +536,3 @@ def test_who_is_not_heard_of_is_not_able(
         return found
 
     assert ranks(work) == [False, False]
-
-
-# ---------------------------------------------------------------- the plugin
-
-
-def test_one_rank_serves_itself(log: list[str]) -> None:
-    """The switch is on, and vLLM runs without context parallelism: it merges nothing."""
-    integration.register()
-    runner = Runner()
-    step = runner.step([runner.add("a", 300)], [runner.add("b", 200)])
-    for name, logits in step.logits.items():
-        assert torch.equal(step.chosen[name], sorted_topk(logits, step.lengths, runner.topk))
-    assert plugin.counters().calls[OWN, "dcp of one rank"] == 2

@@ -10,14 +10,7 @@ import pytest
 import torch
 from sampler_setup import fail
 from torch import Tensor
-from vllm_engine import (
-    SAMPLING,
-    Runner,
-    logits_of,
-    native,
-    sampler_batch,
-    sampler_with,
-)
+from vllm_engine import SAMPLING, Runner, logits_of, native, sampler_batch, sampler_with
 from vllm_lines import LINE, break_sampler, calls, lines_of_draws
 
 from gvr_topk import sampling

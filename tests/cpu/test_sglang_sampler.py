@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from pathlib import Path
+import math
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,7 @@ from sglang_base import CALLS, HookRegistry
 from sglang_setup import fake_sglang, logged
 from torch import Tensor
 
-from gvr_topk.integrations._kit.engine import Engine
-from gvr_topk.integrations.sglang import plugin, register, sampler
+from gvr_topk.integrations.sglang import register, sampler
 from gvr_topk.sampling import arithmetic, sample
 
 WIDTH = 200
@@ -68,6 +68,20 @@ class SGLang:
             bs=len(requests),
             max_top_k=WIDTH,
         )
+
+    @property
+    def trees(self) -> Any:
+        return importlib.import_module("sglang.srt.speculative.eagle_utils")
+
+    def tree_probs(
+        self, requests: Any, logits: Tensor, bias: Tensor | None = None, mask: Any = None
+    ) -> Tensor:
+        info = self.batch(requests)
+        info.logit_bias = bias
+        batch = SimpleNamespace(seq_lens=requests, sampling_info=info)
+        output = SimpleNamespace(next_token_logits=logits.clone())
+        self.trees.eagle_sample(SimpleNamespace(draft_token_num=DRAFTS), batch, output, mask)
+        return self.trees.VERIFIED.pop()
 
 
 @pytest.fixture
@@ -194,7 +208,8 @@ def test_the_switch_or_the_backend(
     assert lines("sampler") == (["on: sampler"] if on else [])
     assert on or type(runner.sampler) is sglang.module.Sampler
     sglang.target_probs(REQUESTS[:1], logits_of(DRAFTS))
-    assert CALLS["target_probs"] == (switch == "0")
+    sglang.tree_probs(REQUESTS[3:4], logits_of(DRAFTS))
+    assert CALLS["target_probs"] == CALLS["softmax"] == (switch == "0")
 
 
 def test_a_sampler_of_somebody_else_stays(sglang: SGLang) -> None:
@@ -243,14 +258,6 @@ def test_a_changed_signature(
     assert [one.levelname for one in caplog.records if line in one.getMessage()] == [level]
     assert "sgl_kernel.fast_topk_v2" in HookRegistry._hooks
     assert f"{module.__name__}.create_sampler" not in HookRegistry._hooks
-
-
-def test_what_doctor_says(sglang: SGLang, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "version.py").write_text('__version__ = "0.5.23"\n')
-    monkeypatch.setattr(Engine, "root", lambda engine: tmp_path)
-    monkeypatch.setattr(Engine, "entry_points", lambda engine: ["gvr_topk.integrations.sglang:register"])
-    said = "the server's log says which functions are hooked, and whether tokens are drawn"
-    assert dict(plugin.describe())["would happen"] == said
 
 
 # ------------------------------------------------------------- beside the tokens
@@ -364,7 +371,13 @@ def test_an_error_switches_it_off(sglang: SGLang, lines: Any, monkeypatch: pytes
     assert lines("sampler") == [f"{error}. SGLang's own sampler serves from now on"]
 
 
-def test_target_probs_are_those_of_sglang(sglang: SGLang, monkeypatch: Any, lines: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("build_speculative_verify_target_probs", SGLang.target_probs), ("eagle_sample", SGLang.tree_probs)],
+)
+def test_target_probs_are_those_of_sglang(
+    sglang: SGLang, monkeypatch: Any, lines: Any, name: str, way: Callable[[SGLang, Any, Tensor], Tensor]
+) -> None:
     """And the same bits in every batch; SGLang does not look at min-p there, either."""
     sglang.publish()
     requests: list[dict[str, Any]] = [
@@ -374,17 +387,49 @@ def test_target_probs_are_those_of_sglang(sglang: SGLang, monkeypatch: Any, line
         {"temperature": 1.3, "top_p": 0.5, "min_p": 0.4},
     ]
     logits = logits_of(len(requests) * DRAFTS)
-    wanted = sglang.target_probs(requests, logits)
+    wanted = way(sglang, requests, logits)
     base.load_plugins([register])
     CALLS.clear()
-    got = sglang.target_probs(requests, logits)
-    assert not CALLS and got.shape == wanted.shape and got.dtype == torch.float32
+    got = way(sglang, requests, logits)
+    assert got.shape == wanted.shape and got.dtype == torch.float32
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-7)
     assert ((got > 0) == (wanted > 0)).all() and (got[0].amax(-1) == 1).all()
     for row, request in enumerate(requests):
-        alone = sglang.target_probs([request], logits.view(-1, DRAFTS, WIDTH)[row])
+        alone = way(sglang, [request], logits.view(-1, DRAFTS, WIDTH)[row])
         assert torch.equal(alone[0], got[row])
-    monkeypatch.setattr(sampler, "DEVICE", "cuda")
-    assert torch.equal(sglang.target_probs(requests, logits), wanted)
-    name = "build_speculative_verify_target_probs"
-    assert lines(name) == [f"on: {name}", f"{name} left to SGLang: logits on cpu"]
+    assert not CALLS
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(sampler, "DEVICE", "cuda")
+        assert torch.equal(way(sglang, requests, logits), wanted)
+    change_op(monkeypatch, sampler, "renorm", fail)
+    assert torch.equal(way(sglang, requests, logits), wanted)
+    on, left, fell = lines(name)
+    assert (on, left) == (f"on: {name}", f"{name} left to SGLang: logits on cpu")
+    assert fell.startswith(f"fell back: {name}: RuntimeError: no room for this launch")
+
+
+def test_a_bias_and_a_grammar_come_before_trees_are_filtered(sglang: SGLang) -> None:
+    """Of equal logits the smallest ids stay; other calls of the same functions are SGLang's own."""
+    sglang.publish()
+    base.load_plugins([register])
+    bias, logits = (torch.arange(WIDTH)[None] == 60).float(), torch.zeros(DRAFTS, WIDTH)
+    grammar = SimpleNamespace(apply=lambda rows: rows[:, :50].fill_(-torch.inf))
+    probs = sglang.tree_probs([{"top_k": 3}], logits, bias, grammar)
+    wanted = torch.zeros(1, DRAFTS, WIDTH)
+    wanted[:, :, [50, 51, 60]] = torch.tensor([1, 1, math.e]) / (2 + math.e)
+    assert not CALLS
+    torch.testing.assert_close(probs, wanted)
+    module = sglang.trees
+    flat = module.sampling_softmax(logits)
+    assert torch.equal(module.top_k_renorm_prob(flat, torch.full((DRAFTS,), 3)), flat)  # all tie
+    assert CALLS == {"softmax": 1, "renorm": 1}
+
+
+@pytest.mark.parametrize("name", ["sampling_softmax", "top_p_renorm_prob"])
+def test_trees_of_another_sglang(sglang: SGLang, lines: Any, monkeypatch: Any, name: str) -> None:
+    sglang.publish()
+    monkeypatch.delattr(sglang.trees, name)
+    base.load_plugins([register])
+    (line,) = lines("eagle_sample")
+    assert line.startswith("eagle_sample not hooked: ") and name in line
+    assert f"{sglang.trees.__name__}.eagle_sample" not in HookRegistry._hooks

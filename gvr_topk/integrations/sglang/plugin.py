@@ -76,6 +76,7 @@ def _register(say: Say) -> None:
     hooks.append((points.INDEXER, requests.around_indexer))
     if environment.asks_for(environment.ENABLE_SAMPLER):
         hooks.append((points.TARGET_PROBS, around(points.TARGET_PROBS.name, sampler.target_probs, say)))
+        hooks += _trees(say)
     hooks += _samplers(say)
     for point, hook in hooks:
         try:
@@ -83,9 +84,20 @@ def _register(say: Say) -> None:
         except Exception as error:  # importing a module of SGLang may fail in any way
             say("warning", f"{point.name} not hooked: {error}")
             continue
-        # AROUND and not REPLACE: a REPLACE hook is not given the original, which serves the calls that we
-        # refuse.
+        # AROUND, because a REPLACE hook is not given the original, which serves what we refuse.
         HookRegistry.register(target, hook, HookType.AROUND)
+
+
+def _trees(say: Say) -> list[tuple[HookPoint, Callable[..., Any]]]:
+    """Have the module of ``eagle_sample`` call our filters; return the hook that tells these of a call."""
+    try:
+        points.TREES_SOFTMAX.find()
+        trees = sampler.TreeProbs(say)
+        trees.install(importlib.import_module(points.EAGLE))
+    except Exception as error:  # as above
+        say("warning", f"{points.TREES.name} not hooked: {one_line(error)}")
+        return []
+    return [(points.TREES, trees.around_sample)]
 
 
 def _samplers(say: Say) -> list[tuple[HookPoint, Callable[..., Any]]]:

@@ -118,6 +118,9 @@ SAMPLER = (
 )
 """What a sampler of ours needs; all of it or nothing."""
 
+EAGLE = "sglang.srt.speculative.eagle_utils"
+TREES = HookPoint("eagle_sample", (f"{EAGLE}.eagle_sample",), ("verify_input", "batch"), open_ended=True)
+TREES_SOFTMAX = HookPoint("sampling_softmax", (f"{EAGLE}.sampling_softmax",), ("logits", "temperatures"))
 TARGET_PROBS = HookPoint(
     "build_speculative_verify_target_probs",
     ("sglang.srt.speculative.dflash_utils.build_speculative_verify_target_probs",),

@@ -10,6 +10,8 @@ import functools
 import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
+from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor
 from gvr_topk.integrations._kit.log import Say
 from gvr_topk.integrations._kit.replacement import empty_limits
 from gvr_topk.integrations.sglang.hook import NotServedError, Served, around
-from gvr_topk.integrations.sglang.points import SAMPLER_MODULE
+from gvr_topk.integrations.sglang.points import SAMPLER_MODULE, TREES
 from gvr_topk.integrations.sglang.transforms import check_scores
 from gvr_topk.sampling import renorm, sample
 
@@ -127,21 +129,64 @@ def target_probs(
 
     SGLang gives hints about the largest top-k, which are not needed.
     """
-    _check(next_token_logits)
-    rows, device = len(next_token_logits), next_token_logits.device
-    limits = empty_limits(next_token_logits)
+    probs = _filtered(next_token_logits, sampling_info, draft_token_num)
+    return Served(probs.view(bs, draft_token_num, -1), ())
+
+
+def _filtered(logits: Tensor, info: Any, rows_each: int) -> Tensor:
+    """Return the probabilities that requests leave of their rows."""
+    _check(logits)
+    limits = empty_limits(logits)
     sample(
-        next_token_logits,
-        temperature=sampling_info.temperatures.view(-1),
-        top_k=sampling_info.top_ks,
-        top_p=sampling_info.top_ps,
-        slots=torch.arange(rows, device=device) // draft_token_num,
+        logits,
+        temperature=info.temperatures.view(-1),
+        top_k=info.top_ks,
+        top_p=info.top_ps,
+        slots=torch.arange(len(logits), device=logits.device) // rows_each,
         seeds=0,
         positions=0,
         order="hf",
         limits=limits,
     )
-    return Served(renorm(next_token_logits, limits).view(bs, draft_token_num, -1), ())
+    return renorm(logits, limits)
+
+
+class TreeProbs:
+    """Makes the law that ``eagle_sample`` verifies a tree of drafts against, in one call from the logits.
+
+    Its body calls a softmax, and then a filter each for top-k and top-p, by names of its module that nothing
+    else calls. So they are replaced there: the first filters, too, and the others leave that as it is.
+    """
+
+    def __init__(self, say: Say) -> None:
+        self._call: ContextVar[Any] = ContextVar("call", default=None)
+        self._filter = around(TREES.name, self._serve, say)
+
+    def install(self, module: Any) -> None:
+        """Replace the three names, that of the softmax last: without it the others change nothing."""
+        wraps = {"top_k_renorm_prob": self._renorm, "top_p_renorm_prob": self._renorm}
+        for name, wrap in (wraps | {"sampling_softmax": self._softmax}).items():
+            setattr(module, name, functools.partial(wrap, getattr(module, name)))
+
+    def around_sample(self, original: Any, verify_input: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """AROUND hook of ``eagle_sample``: notes whose drafts are verified."""
+        call = self._call.set(SimpleNamespace(input=verify_input, batch=batch, probs=None))
+        try:
+            return original(verify_input, batch, *args, **kwargs)
+        finally:
+            self._call.reset(call)
+
+    def _softmax(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self._filter(original, *args, **kwargs) if self._call.get() else original(*args, **kwargs)
+
+    def _serve(self, logits: Tensor, temperatures: Tensor) -> Served:
+        call = self._call.get()
+        call.probs = _filtered(logits, call.batch.sampling_info, call.input.draft_token_num)
+        return Served(call.probs, ())
+
+    def _renorm(self, original: Callable[..., Any], probs: Tensor, *args: Any, **kwargs: Any) -> Any:
+        ours = (call := self._call.get()) and probs is call.probs
+        return probs if ours else original(probs, *args, **kwargs)
 
 
 def _check(logits: Tensor) -> None:

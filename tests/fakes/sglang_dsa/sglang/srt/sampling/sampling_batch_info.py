@@ -31,7 +31,7 @@ class SamplingBatchInfo:
         if get_exec().deterministic.enable_deterministic_inference:
             seeds = [one.get("sampling_seed", 42) for one in params]
             self.sampling_seed = torch.tensor(seeds, dtype=torch.int64)
-        self.grammars = grammars
+        self.grammars, self.logit_bias = grammars, None
         self.sampling_mask_batch_indices = masks
         self.has_watermark_candidates = watermark
         self.processors, self.has_custom_logit_processor = processors, bool(processors)

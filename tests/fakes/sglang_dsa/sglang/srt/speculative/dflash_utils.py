@@ -3,6 +3,8 @@ from typing import Any, Optional
 import torch
 from sglang_base import CALLS
 
+from sglang.kernels.ops.sampling.renorm import top_k_renorm_prob, top_p_renorm_prob
+
 
 def build_speculative_verify_target_probs(
     *,
@@ -17,12 +19,8 @@ def build_speculative_verify_target_probs(
     """Top-k, then top-p of what is left; min-p does not count."""
     CALLS["target_probs"] += 1
     temperatures, top_ks, top_ps = (
-        values.view(-1, 1).repeat_interleave(draft_token_num, dim=0)
+        values.repeat_interleave(draft_token_num, dim=0)
         for values in (sampling_info.temperatures, sampling_info.top_ks, sampling_info.top_ps)
     )
-    probs, ids = (next_token_logits / temperatures).softmax(-1).sort(dim=-1, descending=True)
-    probs[torch.arange(probs.shape[1])[None] >= top_ks] = 0
-    probs /= probs.sum(-1, keepdim=True)
-    probs[:, 1:][probs.cumsum(-1)[:, :-1] > top_ps] = 0
-    probs /= probs.sum(-1, keepdim=True)
-    return torch.zeros_like(probs).scatter_(1, ids, probs).view(bs, draft_token_num, -1)
+    probs = top_k_renorm_prob((next_token_logits / temperatures).softmax(-1), top_ks)
+    return top_p_renorm_prob(probs, top_ps).view(bs, draft_token_num, -1)

@@ -145,10 +145,6 @@ class RejectionSampler:
             parts.append((sampled, num_sampled, scores, mask))
         sampled, num_sampled = (torch.cat([part[at] for part in parts]) for at in (0, 1))
         num_sampled, num_rejected = get_num_sampled_and_rejected(
-            num_sampled,
-            input_batch.seq_lens,
-            input_batch.cu_num_logits,
-            input_batch.idx_mapping,
-            prefill_len,
+            num_sampled, input_batch.seq_lens, input_batch.cu_num_logits, input_batch.idx_mapping, prefill_len
         )
         return SamplerOutput(sampled, *parts[0][2:], num_sampled, num_rejected)
