@@ -477,18 +477,22 @@ class Trial:
             self._done["cases"].append(case)
 
     def _stream(self) -> None:
-        """Keep tokens of requests with seeds, which drafts should not change, and their digests."""
+        """Keep tokens of requests with seeds, which drafts should not change, and their digests, by side."""
         settings = vllm_sampler.settings_of(vllm_sampler.MIXED, STREAMS, 0, drafts=True)
         settings = [setting | {"seed": number} for number, setting in enumerate(settings)]
         requests = prompts(STREAMS, [SAMPLER_PROMPT], 4000)
         parameters = self._parameters(lambda n: STREAM_STEPS, settings)
-        patches, digests = Transaction(), vllm_sampler.Digests()
-        digests.observe(patches)
-        try:
-            tokens = run_requests(self._engine, parameters, requests, "streams")["answers"]
-        finally:
-            patches.rollback()
-        self._done["streams"] = {"tokens": tokens, "logits": digests.of_answers(tokens)}
+        self._done["streams"] = {}
+        assert isinstance(self._draws, vllm_sampler.Times)
+        for side in (STOCK, OURS):
+            self._draws.ours = side == OURS
+            patches, digests = Transaction(), vllm_sampler.Digests()
+            digests.observe(patches)
+            try:
+                tokens = run_requests(self._engine, parameters, requests, f"streams {side}")["answers"]
+            finally:
+                patches.rollback()
+            self._done["streams"][side] = {"tokens": tokens, "logits": digests.of_answers(tokens)}
 
     def _churn(self) -> None:
         slots = max(self.spec.batches)

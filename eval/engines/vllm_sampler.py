@@ -47,8 +47,8 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 
 KINDS[LOGPROBS] = [setting | {"logprobs": 20} for setting in KINDS[MIXED]]
 KINDS[GRAMMAR] = [setting | {"regex": "[a-m]+"} for setting in KINDS[MIXED]]
-# Of which drafts of n-grams are often right, because few tokens follow each token.
-KINDS[FEW] = [{"temperature": 1.0, "top_k": top_k} for top_k in (2, 3, 4)]
+# Of which drafts of n-grams are often right, because a grammar leaves three tokens.
+KINDS[FEW] = [{"temperature": warmth, "regex": "(aaaa|aaab|aaba)+"} for warmth in (1.0, 3.0, 9.0)]
 
 
 def settings_of(kind: str, batch: int, number: int, drafts: bool) -> list[dict[str, Any]]:

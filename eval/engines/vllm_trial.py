@@ -250,12 +250,13 @@ def prefill_times(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def streams(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """How far tokens of the same requests with and without drafts are the same; takes them from `engines`."""
-    drawn = [(engine, stream) for engine in engines if (stream := engine.pop("streams", None))]
-    plain = {engine["graphs"]: stream for engine, stream in drawn if not engine["drafts"]}
+    drawn = [(engine, sides) for engine in engines if (sides := engine.pop("streams", None))]
+    plain = {engine["graphs"]: sides for engine, sides in drawn if not engine["drafts"]}
     return [
-        {"drafts": engine["drafts"]} | common_tokens(plain[engine["graphs"]], stream)
-        for engine, stream in drawn
+        {"drafts": engine["drafts"], "side": side} | common_tokens(plain[engine["graphs"]][side], stream)
+        for engine, sides in drawn
         if engine["drafts"] and engine["graphs"] in plain
+        for side, stream in sides.items()
     ]
 
 

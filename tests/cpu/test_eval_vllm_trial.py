@@ -10,6 +10,7 @@ import types
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -342,3 +343,15 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
     assert "compare_full_drafts1_slices96: 0 of 9 rows and 0 of 9 compared prefill rows differ" in said
     assert "compare_full_drafts1_slices96: 0 of 9 merged rows differ" in said
     assert ("exit status 1" in said) is fails
+
+
+def test_streams_are_compared_side_by_side() -> None:
+    engines: list[dict[str, Any]] = []
+    for drafts in (0, 3):
+        tokens = {"stock": [[1, 2 + drafts]], "ours": [[1, 2]]}
+        sides = {side: {"tokens": each, "logits": [[5, 6]]} for side, each in tokens.items()}
+        engines.append({"graphs": "full", "drafts": drafts, "streams": sides})
+    found = vllm_trial.streams(engines)
+    assert [(one["side"], one["requests_alike"]) for one in found] == [("stock", 0), ("ours", 1)]
+    assert [one["differences_of_the_same_logits"] for one in found] == [1, 0]
+    assert not any("streams" in engine for engine in engines)
