@@ -48,7 +48,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 KINDS[LOGPROBS] = [setting | {"logprobs": 20} for setting in KINDS[MIXED]]
 KINDS[GRAMMAR] = [setting | {"regex": "[a-m]+"} for setting in KINDS[MIXED]]
 # Of which drafts of n-grams are often right, because a grammar leaves three tokens.
-KINDS[FEW] = [{"temperature": warmth, "regex": "(aaaa|aaab|aaba)+"} for warmth in (1.0, 3.0, 9.0)]
+KINDS[FEW] = [{"temperature": warmth, "regex": "(aaaa|aaab|aaba)+"} for warmth in (0.5, 1.0, 2.0)]
 
 
 def settings_of(kind: str, batch: int, number: int, drafts: bool) -> list[dict[str, Any]]:
