@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from eval.common import status
-from eval.verbs import VERBS
+from eval.verbs import VERBS, module_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def _run(name: str, options: list[str]) -> int:
     try:
         import typer
 
-        module = importlib.import_module(f"eval.{VERBS[name].module}")
+        module = importlib.import_module(module_of(name))
     except ModuleNotFoundError as error:
         print(f"{name}: wanted the package {error.name}, got none: pip install -e '.[eval]'", file=sys.stderr)
         return status.WRONG_USE

@@ -58,7 +58,7 @@ def compile_kernels(folder: Path, out: Path) -> None:
 
 
 def merge_of(folder: Path) -> Callable[..., Any]:
-    """Return a way of `eval.bench.bench_sharded`: positions of all ranks in no order, as vLLM has them."""
+    """Return a way of `eval.bench.sharded`: positions of all ranks in no order, as vLLM has them."""
     from eval.bench.baselines import ffi_module, on_stream
     from eval.bench.vllm_pack import pack
     from gvr_topk import indexer_topk_decode

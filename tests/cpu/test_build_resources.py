@@ -12,8 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from eval.common.paths import KERNELS
-from eval.report import inspect_build
-from eval.report.inspect_build import ARCHITECTURES, InspectError, KernelUse, faults
+from eval.report import inspect
+from eval.report.inspect import ARCHITECTURES, InspectError, KernelUse, faults
 from eval.report.provenance import MACHINE_CODE, MEASURED_ARCH, RECORD_FORMAT, machine_code_of
 
 ARCHS = Path(__file__).resolve().parents[2] / "packaging" / "gvr_topk_archs.py"
@@ -24,7 +24,7 @@ LACKING = [*GOOD[1:], *(replace(use, kernel="other") for use in GOOD)]
 
 @pytest.fixture(scope="module")
 def uses(cuda_library: Path) -> list[KernelUse]:
-    return inspect_build.inspect(cuda_library)
+    return inspect.inspect(cuda_library)
 
 
 def test_no_kernel_spills_and_each_has_code_for_every_architecture(uses: list[KernelUse]) -> None:
@@ -66,13 +66,13 @@ def test_only_what_consumer_blackwell_cannot_launch_is_a_trap(uses: list[KernelU
 
 def test_machine_code_is_that_which_was_recorded(cuda_library: Path) -> None:
     recorded = json.loads(MACHINE_CODE.read_text())
-    digests = inspect_build.machine_code(cuda_library)
+    digests = inspect.machine_code(cuda_library)
     if MEASURED_ARCH not in digests:
         pytest.skip(f"wanted code for {MEASURED_ARCH}, got {', '.join(digests)} alone")
     of_today = machine_code_of(None)
     if of_today is None:
         pytest.skip("no build of these sources is recorded, or this clone has no history")
-    if inspect_build.compiler() not in {build["nvcc"] for build in recorded["builds"]}:
+    if inspect.compiler() not in {build["nvcc"] for build in recorded["builds"]}:
         pytest.skip("another compiler makes other machine code")
     assert digests[MEASURED_ARCH] == of_today
 
@@ -94,7 +94,7 @@ def test_faults() -> None:
 
 def command() -> typer.Typer:
     app = typer.Typer()
-    app.command()(inspect_build.main)
+    app.command()(inspect.main)
     return app
 
 
@@ -118,13 +118,13 @@ def test_command_records_the_machine_code(cuda_library: Path, tmp_path: Path) ->
         assert CliRunner().invoke(command(), options).exit_code == 0
         *before, added = json.loads(record.read_text())["builds"]
         assert before == kept and added["commit"] == "def"
-        assert added["machine_code"] == inspect_build.machine_code(cuda_library)
+        assert added["machine_code"] == inspect.machine_code(cuda_library)
 
 
 def test_digest_depends_on_names_and_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     def digest(sections: dict[str, bytes]) -> str:
-        monkeypatch.setattr(inspect_build, "_binaries", lambda library: [("sm_90a", "", sections)])
-        return inspect_build.machine_code(Path("library"))["sm_90a"]
+        monkeypatch.setattr(inspect, "_binaries", lambda library: [("sm_90a", "", sections)])
+        return inspect.machine_code(Path("library"))["sm_90a"]
 
     kernels = {".text.a": b"1", ".text.b": b"2", ".nv.constant2.a": b"3"}
     assert digest(dict(reversed(kernels.items()))) == digest(kernels)
@@ -133,7 +133,7 @@ def test_digest_depends_on_names_and_constants(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_command_fails_on_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect_build, "inspect", lambda library: LACKING)
+    monkeypatch.setattr(inspect, "inspect", lambda library: LACKING)
     done = CliRunner().invoke(command(), [])
     assert done.exit_code == 1
     assert "wanted code for sm_90a" in done.stderr
@@ -141,5 +141,5 @@ def test_command_fails_on_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_library(tmp_path: Path) -> None:
     with pytest.raises(InspectError, match="library: wanted a built CUDA library, got none at"):
-        inspect_build.inspect(tmp_path / "none.so")
+        inspect.inspect(tmp_path / "none.so")
     assert CliRunner().invoke(command(), ["--library", str(tmp_path / "none.so")]).exit_code == 2

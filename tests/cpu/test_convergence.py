@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from eval.common.paths import ROOT
-from eval.report import inspect_build, sass
-from eval.report.inspect_build import InspectError
+from eval.report import inspect, sass
+from eval.report.inspect import InspectError
 from eval.stress import converged
 
 # `resident_topk<float, 16, kCommonSlotted>` without `ptx::reconverge` in `emit_tile`, where an H200 once had
@@ -128,7 +128,7 @@ class TestMachineCode:
     def test_every_collective_of_the_built_library_is_guarded_or_explained(self, cuda_library: Path) -> None:
         """Of some kernels: `python -m eval inspect --convergence topk` takes minutes for all."""
         try:
-            found = inspect_build.unguarded_collectives(cuda_library)
+            found = inspect.unguarded_collectives(cuda_library)
         except InspectError as error:
             pytest.skip(str(error))
         if any(one.collective.startswith("0x") for one in found):

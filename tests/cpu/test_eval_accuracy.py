@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from eval_fakes import HOOK_LINE, Campaign, Ended, run_verb, write_program
 
-from eval.campaigns.accuracy_regression import MARGIN_FLOOR, PAPER, report
+from eval.campaigns.accuracy import MARGIN_FLOOR, PAPER, report
 from eval.campaigns.runs import Comparison
 from eval.campaigns.verdicts import decide
 
@@ -176,9 +176,7 @@ def test_another_build_is_measured_anew(bench: Bench, monkeypatch: pytest.Monkey
         (24, {"gvr_topk files": "b"}),
         (24, {"gvr_topk files": "a"}),
     ):
-        monkeypatch.setattr(
-            "eval.campaigns.accuracy_regression.build_identity", lambda program, build=build: build
-        )
+        monkeypatch.setattr("eval.campaigns.accuracy.build_identity", lambda program, build=build: build)
         assert bench.run(*options).exit_code == 0
         assert len(bench.calls) == calls
     assert {run["build"]["gvr_topk files"] for run in bench.results["runs"]} == {"a"}

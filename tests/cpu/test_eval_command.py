@@ -20,7 +20,7 @@ from eval.common.machine import without_folders, write_json
 from eval.common.options import require_writable
 from eval.common.status import InputError
 from eval.report.provenance import MACHINE_CODE, RECORD_FORMAT
-from eval.verbs import VERBS
+from eval.verbs import VERBS, module_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EVAL = ROOT / "eval"
@@ -36,12 +36,12 @@ def unboxed(text: str) -> str:
 def test_every_program_is_a_verb() -> None:
     """But for the compilers of peers, and for what verbs start in processes of their own."""
     programs = {
-        f"{path.parent.name}.{path.stem}"
+        f"eval.{path.parent.name}.{path.stem}"
         for path in EVAL.glob("*/*.py")
         if re.search(r"^def main\(", path.read_text(), re.M)
     }
-    others = {"bench.cudnn_topk", "bench.vllm_merge", "campaigns.guard", "engines.vllm_engine"}
-    assert {verb.module for verb in VERBS.values()} == programs - others
+    others = {"eval.bench.cudnn_topk", "eval.bench.vllm_merge", "eval.engines.vllm_engine"}
+    assert {module_of(name) for name in VERBS} == programs - others
 
 
 def test_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:

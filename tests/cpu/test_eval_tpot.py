@@ -21,7 +21,7 @@ from eval_fakes import (
 
 from eval.campaigns.configs import combined_configs
 from eval.campaigns.runs import Comparison, Outcome
-from eval.campaigns.tpot_ab import Settings
+from eval.campaigns.tpot import Settings
 from eval.campaigns.tpot_report import reduction
 from eval.campaigns.verdicts import bounds, looks_at
 

@@ -97,7 +97,7 @@ def test_replay_recipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not CUDA, reason="built without a CUDA compiler")
-def test_inspect_build() -> None:
+def test_inspect() -> None:
     assert "sm_90a" in run("python -m eval inspect")
 
 

@@ -15,7 +15,7 @@ from bench_data import CAUSAL, index_of, result
 from bench_data import short_chains as short_chains  # a fixture for all
 
 from eval.__main__ import main
-from eval.bench import baselines, bench_kernels, oracles, our_kernels
+from eval.bench import baselines, bench, oracles, our_kernels
 from eval.bench.bench_cases import Cell, Sources
 from eval.bench.bench_report import FORMAT, Index, hard_rows, worst_launch, worst_ratios
 from eval.bench.kernel_timing import Chain, Implementation, Prepared
@@ -30,8 +30,8 @@ BLOCK_OPS: dict[str, type[Any]] = {"blocks": BlocksArguments, "in_blocks": InBlo
 class TestCellRun:
     cell = Cell("scale", 300, 2, k=16, rows="scale")
 
-    def run(self) -> bench_kernels.CellRun:
-        return bench_kernels.CellRun(self.cell, Sources(), "cpu", each_launches=8)
+    def run(self) -> bench.CellRun:
+        return bench.CellRun(self.cell, Sources(), "cpu", each_launches=8)
 
     @pytest.mark.parametrize("name", ["hinted", "no_hint"])
     def test_exact_op_is_timed_as_a_whole_and_by_launch(self, name: str) -> None:
@@ -69,8 +69,8 @@ class TestCellRun:
                 out[1, 3] = out[1, 2]
 
         monkeypatch.setattr(our_kernels, "launch_op", op)
-        monkeypatch.setattr(bench_kernels, "EACH_GROUPS", ())
-        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+        monkeypatch.setattr(bench, "EACH_GROUPS", ())
+        monkeypatch.setattr(bench, "BUDGET_SECONDS", 0.0)
         carrying = our_kernels.Variant(indices=broken == "carried")
         prepare = functools.partial(our_kernels.prepare_ours, variant=carrying)
         measured = run.measure(Implementation("hinted", prepare))
@@ -108,14 +108,14 @@ class TestTwoLevelIndexer:
     IMPLEMENTATIONS = ("blocks", "in_blocks", "torch_blocks", "torch_in_blocks")
 
     def measure(self, name: str) -> dict[str, Any]:
-        run = bench_kernels.CellRun(self.CELL, Sources(), device="cpu")
-        if name in bench_kernels.OURS:
+        run = bench.CellRun(self.CELL, Sources(), device="cpu")
+        if name in bench.OURS:
             return run.measure(IMPLEMENTATIONS[name])
         return run.measure(baselines.available()[name])
 
     @pytest.mark.parametrize("name", IMPLEMENTATIONS)
     def test_every_implementation_is_exact(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+        monkeypatch.setattr(bench, "BUDGET_SECONDS", 0.0)
         measured = self.measure(name)
         assert measured["exact"] is True and measured["cold_us"] > 0 and "note" not in measured
 
@@ -128,15 +128,15 @@ class TestTwoLevelIndexer:
             if isinstance(arguments, BLOCK_OPS[op]) and next(calls) == 9:
                 getattr(arguments, name)[1, 3] += 1
 
-        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+        monkeypatch.setattr(bench, "BUDGET_SECONDS", 0.0)
         monkeypatch.setattr(our_kernels, "launch_op", launch)
         measured = self.measure(op)
         assert measured["exact"] is False and measured["note"] == "1 wrong rows in 9 replays"
 
 
 class TestPrefillRun:
-    def run(self, cell: Cell = CAUSAL) -> bench_kernels.CellRun:
-        return bench_kernels.CellRun(cell, Sources(), "cpu")
+    def run(self, cell: Cell = CAUSAL) -> bench.CellRun:
+        return bench.CellRun(cell, Sources(), "cpu")
 
     @pytest.mark.parametrize("buffer", [0, 7])
     def test_one_wrong_row_in_any_buffer_is_noticed(
@@ -151,7 +151,7 @@ class TestPrefillRun:
                 arguments.out[150, 3] = arguments.out[150, 2]
 
         monkeypatch.setattr(our_kernels, "launch_op", op)
-        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+        monkeypatch.setattr(bench, "BUDGET_SECONDS", 0.0)
         measured = run.measure(IMPLEMENTATIONS["prefill"])
         assert measured["exact"] is False
         assert measured["note"] == "9 wrong rows in 9 replays"
@@ -220,22 +220,22 @@ class TestReport:
         assert worst_launch(self.index(), self.main.key) is None
 
     def test_failed_results_are_measured_again(self) -> None:
-        assert bench_kernels._failed(result(self.main, "hinted", 4.0, exact=False))
-        assert bench_kernels._failed(result(self.main, "trtllm", None, exact=False))
-        assert not bench_kernels._failed(result(self.main, "trtllm", 4.0, exact=False))
-        assert not bench_kernels._failed(result(self.main, "trtllm", None, exact=None))
+        assert bench._failed(result(self.main, "hinted", 4.0, exact=False))
+        assert bench._failed(result(self.main, "trtllm", None, exact=False))
+        assert not bench._failed(result(self.main, "trtllm", 4.0, exact=False))
+        assert not bench._failed(result(self.main, "trtllm", None, exact=None))
 
 
 class TestCommand:
     @pytest.fixture(autouse=True)
     def on_the_cpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        sets = bench_kernels.repeatability
-        monkeypatch.setattr(bench_kernels, "require_gpu", lambda: None)
-        monkeypatch.setattr(bench_kernels, "CellRun", functools.partial(bench_kernels.CellRun, device="cpu"))
-        monkeypatch.setattr(bench_kernels, "copy_bytes_per_second", lambda: 1e12)
-        monkeypatch.setattr(bench_kernels, "repeatability", lambda found: sets(found, "cpu"))
-        monkeypatch.setattr(bench_kernels, "spend_first_graph", lambda: None)
-        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+        sets = bench.repeatability
+        monkeypatch.setattr(bench, "require_gpu", lambda: None)
+        monkeypatch.setattr(bench, "CellRun", functools.partial(bench.CellRun, device="cpu"))
+        monkeypatch.setattr(bench, "copy_bytes_per_second", lambda: 1e12)
+        monkeypatch.setattr(bench, "repeatability", lambda found: sets(found, "cpu"))
+        monkeypatch.setattr(bench, "spend_first_graph", lambda: None)
+        monkeypatch.setattr(bench, "BUDGET_SECONDS", 0.0)
 
     def test_a_run_is_written_and_resumed(self, tmp_path: Path) -> None:
         out = str(tmp_path / "bench.json")

@@ -27,7 +27,7 @@ import typer
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from eval.bench.bench_sampling import cold_batches, microseconds
+from eval.bench.sampling import cold_batches, microseconds
 from eval.bench.vllm_merge import merge_of
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import BaselineFolder, Commit, Out, require_gpu, require_writable

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from eval.bench.bench_report import topk_table
-from eval.bench.bench_sampling import DTYPES, cold_batches, microseconds
+from eval.bench.sampling import DTYPES, cold_batches, microseconds
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import Commit, Out, require_gpu, require_writable
 from eval.common.tables import markdown_table

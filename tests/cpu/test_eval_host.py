@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from eval_fakes import run_verb
 
-from eval.bench import host_time
+from eval.bench import host
 from eval.bench.kernel_timing import Chain
 from gvr_topk.evaluation.oracle import sorted_topk
 
@@ -20,7 +20,7 @@ def chain_of_one(batch: int = 2, n: int = 300, k: int = 16) -> Chain:
 
 def test_every_way_to_call_selects_the_same() -> None:
     chain = chain_of_one()
-    calls = host_time.our_calls(chain)
+    calls = host.our_calls(chain)
     assert list(calls) == ["hinted", "bare", "every_output", "dispatcher", "zero_"]
     chosen = [calls[name]() for name in ("hinted", "bare", "every_output")]
     expected = sorted_topk(chain.logits[0], chain.lengths, chain.k)
@@ -34,10 +34,10 @@ def test_command_writes_figures_and_where_they_come_from(tmp_path: Path) -> None
     done = run_verb("host", "--device", "cpu", *options)
     assert done.exit_code == 0, done.output
     data = json.loads(out.read_text())
-    assert (data["format"], data["machine"]["commit"]) == (host_time.FORMAT, "abc")
+    assert (data["format"], data["machine"]["commit"]) == (host.FORMAT, "abc")
     assert (data["n"], data["batch"], data["k"], data["calls"]) == (64, 1, 64, 3)
     measured = {result["call"]: result for result in data["results"]}
     assert {"hinted", "bare", "dispatcher", "zero_", "torch"} <= set(measured)
-    assert all(len(result["turns_us"]) == host_time.TURNS for result in data["results"])
+    assert all(len(result["turns_us"]) == host.TURNS for result in data["results"])
     assert data["baselines"]["trtllm"]["why_not"] and "trtllm" not in measured
     assert "hinted" in done.output and "trtllm: " in done.output
