@@ -63,6 +63,7 @@ from eval.bench.our_kernels import (
     VARIANTS,
     prepare_ours,
 )
+from eval.common.dtypes import DTYPES
 from eval.common.machine import describe_machine, without_folders, write_json
 from eval.common.options import (
     BaselineFolder,
@@ -73,7 +74,6 @@ from eval.common.options import (
     require_gpu,
     require_writable,
 )
-from eval.common.outputs import DTYPES
 from eval.common.timing import microseconds
 from gvr_topk.constants import BLOCK_SIZE, StatsColumn
 

@@ -24,7 +24,7 @@ from eval.bench.kernel_timing import (
     nan_rows,
 )
 from eval.bench.oracles import BLOCKS_GROUP
-from eval.common.outputs import DTYPES
+from eval.common.dtypes import DTYPES
 from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_rows
 from gvr_topk.evaluation.trace import ScoreSource, Trace, load_trace, shipped_trace
 

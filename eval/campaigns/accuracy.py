@@ -41,10 +41,9 @@ import typer
 from eval.campaigns.configs import check_pair, combined_configs
 from eval.campaigns.evidence import build_identity
 from eval.campaigns.reports import EVAL_TASKS, read_eval_log
-from eval.campaigns.runs import Comparison, Limits, PlannedRun, run_campaign
+from eval.campaigns.runs import Comparison, Limits, PlannedRun, refuse_repeats, run_campaign
 from eval.campaigns.store import RunStore, text_hash
 from eval.campaigns.verdicts import next_look, variant_order
-from eval.common.options import refuse_repeats
 from eval.common.status import REGRESSION, TOOL_FAULT, UNDECIDED
 from eval.common.tables import markdown_table
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
@@ -20,8 +21,7 @@ from eval.campaigns.reports import Figures, ReportError
 from eval.campaigns.store import RunRecord, RunStore, text_hash
 from eval.campaigns.verdicts import ERROR_RATE, Decision, decide
 from eval.common.machine import write_json
-from eval.common.options import require_program
-from eval.common.status import UNDECIDED
+from eval.common.status import UNDECIDED, InputError
 from gvr_topk.integrations._kit.environment import DISABLE, disabled
 
 
@@ -242,6 +242,14 @@ def execute(runs: Sequence[PlannedRun], store: RunStore, limits: Limits) -> Outc
     return outcome
 
 
+def refuse_repeats(values: Sequence[Hashable], option: str) -> None:
+    """Refuse an option that is given the same value twice: its runs would count as twice as many."""
+    repeated = list(dict.fromkeys(value for value in values if values.count(value) > 1))
+    if repeated:
+        names = ", ".join(str(value) for value in repeated)
+        raise typer.BadParameter(f"wanted each value once, got {names} more than once", param_hint=option)
+
+
 def run_campaign(
     runs: Sequence[PlannedRun],
     store: RunStore,
@@ -261,6 +269,7 @@ def run_campaign(
     if disabled():
         typer.echo(f"{DISABLE} is set: the heuristic top-k cannot run, so nothing is measured", err=True)
         raise typer.Exit(UNDECIDED)
-    require_program(program, option)
+    if shutil.which(program[0]) is None:
+        raise InputError(f"{option}: wanted a program on PATH, got {program[0]!r}, which is not found there")
     with store:
         return execute(runs, store, limits)

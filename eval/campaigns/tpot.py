@@ -30,14 +30,15 @@ other side). The same command goes on where an interrupted one stopped, on the s
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -45,12 +46,11 @@ from eval.campaigns.configs import MTP, check_pair, combined_configs
 from eval.campaigns.evidence import SAMPLER, TOP_K, Subject, build_identity
 from eval.campaigns.prompts import Prompt, apply_template, read_prompt
 from eval.campaigns.reports import read_bench_report, read_serve_report
-from eval.campaigns.runs import Limits, PlannedRun, Server, run_campaign
+from eval.campaigns.runs import Limits, PlannedRun, Server, refuse_repeats, run_campaign
 from eval.campaigns.store import RunStore, text_hash
 from eval.campaigns.tpot_report import tpot_table
 from eval.campaigns.verdicts import Variant, variant_order
 from eval.common.machine import compute_capability
-from eval.common.options import options_of, refuse_repeats
 from eval.common.status import TOOL_FAULT, UNDECIDED, InputError
 from gvr_topk.integrations._kit.environment import DISABLE, ENABLE_SAMPLER
 
@@ -241,7 +241,23 @@ def read_prompts(settings: Settings) -> dict[str, Prompt]:
     return prompts
 
 
-@options_of(Settings)
+def with_settings(function: Callable[[Settings], None]) -> Callable[..., None]:
+    """Decorator by which a command has the fields of `Settings` for options."""
+
+    def main(**given: Any) -> None:
+        function(Settings(**given))
+
+    main.__annotations__ = hints = get_type_hints(Settings, include_extras=True)
+    main.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            its.replace(annotation=hints[name], kind=its.KEYWORD_ONLY)
+            for name, its in inspect.signature(Settings).parameters.items()
+        ]
+    )
+    return main
+
+
+@with_settings
 def main(settings: Settings) -> None:
     """Measure TPOT with the heuristic top-k off and on, taking turns."""
     if not settings.by_bench and settings.configs is not None:

@@ -1,1 +1,1 @@
-"""Options, tables, exit statuses, random tensors and the description of the machine, for all folders."""
+"""Options, tables, exit statuses, files of results and the description of the machine, for all folders."""

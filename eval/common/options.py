@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
-import shutil
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any
 
 import typer
-
-from eval.common.status import InputError
 
 TraceFolder = Annotated[
     Path | None,
@@ -24,28 +20,6 @@ Commit = Annotated[str, typer.Option(help="Commit of the sources, where Git cann
 Device = Annotated[str, typer.Option(help="cuda, or cpu to try the program itself.")]
 Out = Annotated[Path, typer.Option(help="Result file.")]
 BaselineFolder = Annotated[Path | None, typer.Option(help="Folder of other projects' files.")]
-
-Options = TypeVar("Options")
-Result = TypeVar("Result")
-
-
-def options_of(kind: type[Options]) -> Callable[[Callable[[Options], Result]], Callable[..., Result]]:
-    """Decorator by which a command has the fields of a dataclass for options, and the function gets one."""
-
-    def decorate(function: Callable[[Options], Result]) -> Callable[..., Result]:
-        def main(**given: Any) -> Result:
-            return function(kind(**given))
-
-        main.__annotations__ = hints = get_type_hints(kind, include_extras=True)
-        main.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                its.replace(annotation=hints[name], kind=its.KEYWORD_ONLY)
-                for name, its in inspect.signature(kind).parameters.items()
-            ]
-        )
-        return main
-
-    return decorate
 
 
 def no_gpu(option: str = "") -> str:
@@ -97,12 +71,6 @@ def require_writable(out: Path | None, option: str = "--out") -> None:
         raise typer.BadParameter(wanted) from None
 
 
-def require_program(command: Sequence[str], option: str) -> None:
-    """Refuse a command whose program is not on PATH, before every run of a campaign fails for it."""
-    if shutil.which(command[0]) is None:
-        raise InputError(f"{option}: wanted a program on PATH, got {command[0]!r}, which is not found there")
-
-
 def read_results(file: Path, version: str) -> dict[str, Any]:
     """Content of a result file, which must be JSON of a format."""
     try:
@@ -120,14 +88,6 @@ def read_results(file: Path, version: str) -> dict[str, Any]:
 def _reason(error: OSError) -> str:
     """Why a file could not be opened, without Python's number."""
     return (error.strerror or os.strerror(error.errno or 0)).lower()
-
-
-def refuse_repeats(values: Sequence[Hashable], option: str) -> None:
-    """Refuse an option that is given the same value twice: its runs would count as twice as many."""
-    repeated = list(dict.fromkeys(value for value in values if values.count(value) > 1))
-    if repeated:
-        names = ", ".join(str(value) for value in repeated)
-        raise typer.BadParameter(f"wanted each value once, got {names} more than once", param_hint=option)
 
 
 def integers(option: str, text: str, least: int = 1) -> list[int]:

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eval.common.draw import Draw
-from eval.common.outputs import DTYPES, INT32, expected_outputs
+from eval.common.dtypes import DTYPES
 from eval.fuzz.cases import Case
 from eval.fuzz.contents import CONTENTS
+from eval.fuzz.draw import Draw
+from eval.fuzz.outputs import INT32, expected_outputs
 from gvr_topk.arguments import (
     BlocksArguments,
     DecodeArguments,

@@ -15,8 +15,9 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from eval.common.outputs import DTYPES, INT32
+from eval.common.dtypes import DTYPES
 from eval.fuzz.contents import CONTENTS
+from eval.fuzz.outputs import INT32
 from gvr_topk.arguments import PREFILL_PATHS
 from gvr_topk.constants import BLOCK_SIZE, MAX_CHOSEN_BLOCKS, MAX_WIDTH, ONE_LAUNCH_BLOCKS_WIDTH, Path
 from gvr_topk.policy import plan

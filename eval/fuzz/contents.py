@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eval.common.draw import Draw
+from eval.fuzz.draw import Draw
 
 
 def _normal(rows: int, n: int, k: int, draw: Draw, dtype: torch.dtype) -> Tensor:

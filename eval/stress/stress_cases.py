@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eval.common.draw import Draw
-from eval.common.outputs import DTYPES, INT32
+from eval.common.dtypes import DTYPES
+from eval.fuzz.draw import Draw
+from eval.fuzz.outputs import INT32
 from gvr_topk.constants import (
     STATE_FLOATS,
     STATE_INFINITE,

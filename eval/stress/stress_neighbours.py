@@ -16,7 +16,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from eval.common.draw import Draw
+from eval.fuzz.draw import Draw
 from eval.stress.stress_cases import Configuration
 from eval.stress.stress_library import HOW_TO_BUILD, StressError, TimeLog, neighbours_library, succeed
 from eval.stress.stress_workload import Workload

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from eval.common.draw import Draw
+from eval.fuzz.draw import Draw
 from eval.stress.stress_cases import Configuration, can_rewrite, rewrite_pool, rewritten_tensor
 from eval.stress.stress_library import (
     CHAOS_MODES,

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 import gvr_topk
-from eval.common.draw import Draw
-from eval.common.outputs import DTYPES, expected_outputs
+from eval.common.dtypes import DTYPES
+from eval.fuzz.draw import Draw
+from eval.fuzz.outputs import expected_outputs
 from eval.stress.stress_cases import (
     CHAINS,
     SAMPLE_SETTINGS,

@@ -10,7 +10,7 @@ import pytest
 
 from eval.campaigns.configs import check_pair, combined_configs
 from eval.campaigns.prompts import Prompt, apply_template, read_prompt
-from eval.common.options import InputError
+from eval.common.status import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "tests" / "data" / "eval_samples"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from eval_fakes import Ended, run_verb
 
-from eval.common.outputs import DTYPES
+from eval.common.dtypes import DTYPES
 from eval.fuzz import calls, fuzz
 from eval.fuzz import cases as drawn
 from eval.fuzz.contents import CONTENTS

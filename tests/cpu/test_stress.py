@@ -13,9 +13,9 @@ import pytest
 import torch
 from eval_fakes import Ended, run_verb
 
-from eval.common.draw import Draw
-from eval.common.outputs import DTYPES
+from eval.common.dtypes import DTYPES
 from eval.common.paths import ROOT
+from eval.fuzz.draw import Draw
 from eval.stress import stress, stress_cases, stress_run, stress_workload
 from eval.stress.stress_cases import (
     CONFIGURATIONS,

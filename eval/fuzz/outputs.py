@@ -7,9 +7,6 @@ from torch import Tensor
 
 from gvr_topk.evaluation.oracle import translate_positions
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Types of scores, as commands and results name them."""
-
 INT32 = torch.iinfo(torch.int32)
 
 
