@@ -1,15 +1,13 @@
-"""Running the tests of one module against its mutants, each in a forked process.
+"""Running the tests of a module against its mutants, each in a forked process that imports the module anew.
 
-The tests are collected once. Their first run traces which lines of the module each test executes; tests that
-execute none are dropped, and for a mutant those that execute its lines come first. A mutant of a function's
-body replaces the code of the function in a fork of the process that has collected. A mutant of what runs at
-import, and of what collecting the tests has executed, is imported in a fork that collects anew.
+Before, the unchanged module's tests run once and are traced: for a mutant those that execute its lines come
+first.
 """
 
 from __future__ import annotations
 
 import ast
-import gc
+import functools
 import importlib
 import importlib.abc
 import importlib.util
@@ -23,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -32,7 +30,7 @@ from tests.mutation.mutants import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY_LIMIT = 8 << 30
-BROKEN, NOT_IN_PLACE = 99, 98
+BROKEN = 99
 
 
 class Baseline(NamedTuple):
@@ -40,7 +38,6 @@ class Baseline(NamedTuple):
 
     cpu_s: float  # of all tests together, traced
     wall_s: float
-    imported: list[int]  # lines that are executed before the first test
     lines: list[list[int]]  # of the module that each test executes
     seconds: list[float]  # of each test
 
@@ -59,31 +56,6 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         exec(compile(self.tree, str(self.path), "exec"), module.__dict__)
-
-
-class Tracer:
-    """Records which lines of one file run."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.lines = str(path), set[int]()
-
-    def start(self) -> None:
-        self.lines = set()
-        sys.settrace(self._enter)
-
-    def stop(self) -> list[int]:
-        sys.settrace(None)
-        return sorted(self.lines)
-
-    def _enter(self, frame: FrameType, event: str, value: Any) -> Any:
-        if frame.f_code.co_filename != self.path:
-            return None
-        self.lines.add(frame.f_lineno)
-        return self._line
-
-    def _line(self, frame: FrameType, event: str, value: Any) -> Any:
-        self.lines.add(frame.f_lineno)
-        return self._line
 
 
 def prepare() -> None:
@@ -160,175 +132,55 @@ def run_all(
             end(pid)
 
 
-def _exit(*_: object) -> None:
-    raise SystemExit(BROKEN)
-
-
-def codes(code: CodeType) -> Iterator[CodeType]:
-    """Return a code object and all inside it, in the order of the source."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from codes(constant)
-
-
-class Patcher:
-    """Puts the code of mutants into the functions of a module that is imported already."""
+class Traced:
+    """A pytest plugin that notes the lines of a module which each test executes, its time, and a failure."""
 
     def __init__(self, module: str) -> None:
         self.path = str(ROOT / module)
-        self.functions = [
-            found
-            for found in gc.get_objects()
-            if isinstance(found, FunctionType) and found.__code__.co_filename == self.path
-        ]
-        source = Path(self.path).read_text(encoding="utf-8")
-        self.codes = list(codes(compile(source, self.path, "exec", dont_inherit=True)))
-
-    def patch(self, tree: ast.Module) -> bool:
-        """Change the module; false where that takes another import."""
-        changed = list(codes(compile(tree, self.path, "exec", dont_inherit=True)))
-        if [code.co_name for code in changed] != [code.co_name for code in self.codes]:
-            return False
-        new = {old: code for old, code in zip(self.codes, changed, strict=True) if old != code}
-        patched = False
-        for function in self.functions:
-            if (code := new.get(function.__code__)) is not None:
-                function.__code__ = code
-                patched = True
-        return patched
-
-
-class Collected:
-    """A pytest plugin that takes over once the tests are collected.
-
-    Parameters
-    ----------
-    module : str
-    chosen : sequence of Mutant
-    jobs : int
-    report : callable
-        Takes what is found: ``("failure", text)`` of a test that fails without a mutant, ``("baseline",
-        Baseline)``, and ``(number, status)`` of each mutant.
-    """
-
-    def __init__(
-        self, module: str, chosen: Sequence[Mutant], jobs: int, report: Callable[[Any, Any], None]
-    ) -> None:
-        self.module, self.chosen, self.jobs, self.report = module, chosen, jobs, report
-        self.tracer = Tracer(ROOT / module)
-        self.is_traced = False  # only in the fork that runs the unchanged module
+        self.executed = set[int]()
         self.lines: list[list[int]] = []
         self.seconds: list[float] = []
-        self.tracer.start()
-
-    def pytest_runtestloop(self, session: Any) -> bool:
-        imported = self.tracer.stop()
-        if session.testsfailed:
-            return True
-        gc.collect()
-        gc.freeze()
-        patcher = Patcher(self.module)
-        with tempfile.TemporaryDirectory() as folder:
-            noted = Path(folder) / "baseline.json"
-            start = time.monotonic()
-            pid = fork(lambda: self._trace(session, noted))
-            _, status, usage = os.wait4(pid, 0)
-            end(pid)
-            if status != 0:
-                return True
-            lines, seconds = json.loads(noted.read_text())
-        baseline = Baseline(
-            usage.ru_utime + usage.ru_stime, time.monotonic() - start, imported, lines, seconds
-        )
-        self.report("baseline", baseline)
-        limits = limits_of(baseline)
-        works = []
-        numbers = []
-        for number, mutant in enumerate(self.chosen):
-            if needs_import(mutant, baseline):
-                continue
-            numbers.append(number)
-            works.append(lambda mutant=mutant: self._run(session, mutant, baseline, patcher))
-        for index, status in run_all(works, self.jobs, *limits):
-            self.report(numbers[index], status)
-        return True
-
-    def _trace(self, session: Any, noted: Path) -> int:
-        from _pytest.main import pytest_runtestloop
-
-        self.is_traced = True
-        pytest_runtestloop(session)
-        noted.write_text(json.dumps([self.lines, self.seconds]))
-        return int(session.testsfailed > 0)
-
-    def _run(self, session: Any, mutant: Mutant, baseline: Baseline, patcher: Patcher) -> int:
-        from _pytest.main import pytest_runtestloop
-
-        if not patcher.patch(mutant.tree()):
-            return NOT_IN_PLACE
-        touching = [index for index in order_of_tests(mutant, baseline) if baseline.lines[index]]
-        session.items[:] = [session.items[index] for index in touching]
-        try:
-            pytest_runtestloop(session)
-        except session.Failed:  # because of -x
-            return 1
-        return int(session.testsfailed > 0)
+        self.failure = ""
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self.report("failure", f"{report.nodeid}\n{report.longreprtext}")
+            self.failure = f"{report.nodeid}\n{report.longreprtext}"
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if self.is_traced:
-            self.pytest_collectreport(report)
+    pytest_runtest_logreport = pytest_collectreport
 
     @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
-        if not self.is_traced:
-            yield
-            return
+    def pytest_runtest_protocol(self) -> Iterator[None]:
+        self.executed = set()
         start = time.monotonic()
-        self.tracer.start()
+        sys.settrace(self._enter)
         yield
-        self.lines.append(self.tracer.stop())
+        sys.settrace(None)
+        self.lines.append(sorted(self.executed))
         self.seconds.append(time.monotonic() - start)
+
+    def _enter(self, frame: FrameType, event: str, value: Any) -> Any:
+        return self._line(frame, event, value) if frame.f_code.co_filename == self.path else None
+
+    def _line(self, frame: FrameType, event: str, value: Any) -> Any:
+        self.executed.add(frame.f_lineno)
+        return self._line
 
 
 class Ordered:
-    """A pytest plugin that puts the tests first which execute the changed lines."""
+    """A pytest plugin: tests that execute the changed lines are first, and of these the quick ones."""
 
     def __init__(self, mutant: Mutant, baseline: Baseline) -> None:
-        self.mutant, self.baseline = mutant, baseline
+        changed = set(range(mutant.line, mutant.last_line + 1))
+        each = enumerate(zip(baseline.lines, baseline.seconds, strict=True))
+        ranks = [
+            (changed.isdisjoint(lines), not lines, seconds > 0.3, number) for number, (lines, seconds) in each
+        ]
+        self.order = [number for *_, number in sorted(ranks)]
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        if len(items) == len(self.baseline.lines):  # else the mutant has changed which tests there are
-            items[:] = [items[index] for index in order_of_tests(self.mutant, self.baseline)]
-
-
-def limits_of(baseline: Baseline) -> tuple[float, float]:
-    """Seconds of the processor, and of the clock, that a mutant's tests may take."""
-    return 20 + 4 * baseline.cpu_s, 60 + 10 * baseline.wall_s
-
-
-def needs_import(mutant: Mutant, baseline: Baseline) -> bool:
-    """Whether a change in a function that exists already would come too late."""
-    return not mutant.in_function or not set(baseline.imported).isdisjoint(_lines(mutant))
-
-
-def order_of_tests(mutant: Mutant, baseline: Baseline) -> list[int]:
-    """Numbers of the tests: those that execute the changed lines are first, and of these the quick ones."""
-    changed = _lines(mutant)
-    each = enumerate(zip(baseline.lines, baseline.seconds, strict=True))
-    ranked = [
-        (changed.isdisjoint(lines), not lines, seconds > 0.3, index) for index, (lines, seconds) in each
-    ]
-    return [index for *_, index in sorted(ranked)]
-
-
-def _lines(mutant: Mutant) -> set[int]:
-    return set(range(mutant.line, mutant.last_line + 1))
+        if len(items) == len(self.order):  # else the mutant has changed which tests there are
+            items[:] = [items[number] for number in self.order]
 
 
 def options_of(tests: Sequence[str]) -> list[str]:
@@ -344,63 +196,44 @@ def options_of(tests: Sequence[str]) -> list[str]:
     return ["-x", "-q", *without, *blank, *names]
 
 
+def measure(module: str, tests: Sequence[str]) -> Baseline:
+    """Run the tests of the unchanged module; a failure is a `SystemExit` that says which."""
+
+    def run() -> int:
+        traced = Traced(module)
+        status = int(pytest.main(options_of(tests), plugins=[traced]))
+        noted.write_text(json.dumps([traced.lines, traced.seconds, traced.failure]))
+        return status
+
+    with tempfile.TemporaryDirectory() as folder:
+        noted = Path(folder) / "baseline.json"
+        start = time.monotonic()
+        pid = fork(run)
+        try:
+            _, status, usage = os.wait4(pid, 0)
+        finally:
+            end(pid)
+        lines, seconds, failure = json.loads(noted.read_text()) if noted.exists() else ([], [], "")
+    if status:
+        failure = failure or "no test has run"
+        raise SystemExit(f"{module}: wanted its tests to pass without a mutant, got a failure: {failure}")
+    return Baseline(usage.ru_utime + usage.ru_stime, time.monotonic() - start, lines, seconds)
+
+
 def run_mutants(
-    module: str,
-    tests: Sequence[str],
-    chosen: Sequence[Mutant],
-    jobs: int = 1,
+    module: str, tests: Sequence[str], chosen: Sequence[Mutant], jobs: int = 1
 ) -> Iterator[tuple[int, int]]:
     """Run the tests of a module against mutants.
 
-    Yields
-    ------
-    tuple of int
-        Number of a mutant in `chosen`, and the exit status of its tests: 0 where it survives. They come as
-        the tests end.
-
-    Raises
-    ------
-    SystemExit
-        The tests fail without a mutant; the message holds what failed.
+    As the tests of each end, the mutant's number in `chosen` is yielded with their exit status, 0 where it
+    survives.
     """
-    read, write = os.pipe()
+    baseline = measure(module, tests)
 
-    def report(name: Any, value: Any) -> None:
-        os.write(write, (json.dumps([name, value]) + "\n").encode())
-
-    def serve() -> int:
-        signal.signal(signal.SIGTERM, _exit)  # ends the forks, too
-        plugin = Collected(module, chosen, jobs, report)
-        status = int(pytest.main(options_of(tests), plugins=[plugin]))
-        plugin.tracer.stop()
-        return status
-
-    def run_alone(mutant: Mutant) -> int:
+    def run(mutant: Mutant) -> int:
         sys.meta_path.insert(0, Mutated(module, mutant.tree()))
         return int(pytest.main(options_of(tests), plugins=[Ordered(mutant, baseline)]))
 
-    pid = fork(serve)
-    os.close(write)
-    baseline, failure = None, "no test has run"
-    left = set(range(len(chosen)))
-    try:
-        with os.fdopen(read) as lines:
-            for line in lines:
-                name, value = json.loads(line)
-                if name == "baseline":
-                    baseline = Baseline(*value)
-                elif name == "failure":
-                    failure = value
-                elif value != NOT_IN_PLACE:
-                    left.discard(name)
-                    yield name, value
-    finally:
-        os.kill(pid, signal.SIGTERM)
-        os.waitpid(pid, 0)
-        end(pid)
-    if baseline is None:
-        raise SystemExit(f"{module}: wanted its tests to pass without a mutant, got a failure: {failure}")
-    numbers = sorted(left)
-    works = [lambda number=number: run_alone(chosen[number]) for number in numbers]
-    for index, status in run_all(works, jobs, *limits_of(baseline)):
-        yield numbers[index], status
+    # Code of a mutant may loop for ever.
+    limits = 20 + 4 * baseline.cpu_s, 60 + 10 * baseline.wall_s
+    yield from run_all([functools.partial(run, mutant) for mutant in chosen], jobs, *limits)

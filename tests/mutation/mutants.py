@@ -33,7 +33,6 @@ class Mutant(NamedTuple):
     last_line: int  # of the expression that is changed
     code: str  # its first line, without the indentation
     change: str
-    in_function: bool  # evaluated when a function runs, and not when the module is imported
     source: str  # the whole module without the change
     index: int  # of the changed node in the order of `ast.walk`
 
@@ -89,7 +88,6 @@ def mutants(source: str) -> list[Mutant]:
             skipped |= {id(part) for part in ast.walk(node)}
         if isinstance(node, ast.JoinedStr | ast.Raise):  # what a message says is no behaviour
             skipped |= {id(part) for part in ast.walk(node)}
-    inner = _inside_functions(tree)
     found = []
     for index, node in enumerate(ast.walk(tree)):
         line = getattr(node, "lineno", 0)
@@ -100,19 +98,7 @@ def mutants(source: str) -> list[Mutant]:
         end = getattr(last, "end_lineno", None) or line
         if change := mutate(copy.copy(node)):
             code = text[line - 1].strip()
-            found.append(Mutant(line, end, code, change, id(node) in inner, source, index))
-    return found
-
-
-def _inside_functions(tree: ast.AST) -> set[int]:
-    """Identities of the nodes that run with a function: its body, and neither defaults nor decorators."""
-    found: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for statement in node.body:
-                found |= {id(part) for part in ast.walk(statement)}
-        elif isinstance(node, ast.Lambda):
-            found |= {id(part) for part in ast.walk(node.body)}
+            found.append(Mutant(line, end, code, change, source, index))
     return found
 
 
