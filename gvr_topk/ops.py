@@ -277,7 +277,7 @@ def indexer_topk_decode(
         ``page_table[position // page_size] * page_size + position % page_size``, computed in 64 bits; ``-1``
         for a page that the table does not hold or holds as a negative number, and for a slot beyond int32.
         The state keeps positions.
-    page_size : int
+    page_size : int, default 0
         Positions per page, 1 to 2**31 - 1; needed with `page_table`, and refused without one.
     slots : Tensor, ``[rows, >= k]``, int32, optional
         Where cache slots are written, so that `out` keeps positions. Without it the cache slots take the
@@ -290,20 +290,20 @@ def indexer_topk_decode(
         Select no column whose score is ``-inf``: the items of a row are then the others among its `k`
         largest, in `out`, in `slots` and in the positions that the state keeps. Statistics and predictions
         stay those of the `k` largest. Rows no longer than `k` are then read, too.
-    path : {"auto", "paper_gvr", "no_hint", "radix_rounds"} or gvr_topk.constants.Path
+    path : {"auto", "paper_gvr", "no_hint", "radix_rounds"} or gvr_topk.constants.Path, default "auto"
         ``"auto"`` predicts from `state` where the gate allows it (`gvr_topk.policy.can_use_heuristic`).
         ``"no_hint"`` estimates from a sample of the row, ``"radix_rounds"`` not at all, and ``"paper_gvr"``
         is the paper's four-phase kernel. On a CPU there is one implementation for all paths.
     compress_ratio : int, default 1
         Keys per score, for indexers that score groups of keys. Lengths count keys as above, and ``n_r`` is
         the length of the row divided by `compress_ratio`, rounded down.
-    max_ctas : {0, 1, 2, 4, 8, 16}
+    max_ctas : {0, 1, 2, 4, 8, 16}, default 0
         Cap the cluster size, the number of CTAs that share a row; 0 sets no cap. A cap helps on GPUs shared
         with long-running kernels, because a cluster starts only when one GPC has room for all of it: on an
         H200 16 CTAs wait for a free GPC, 8 still start beside 64 held SMs, and 4 beside 96. A row too wide
         for the cap takes the smallest size that holds it. With or without a cap, a context that has no room
         for the planned cluster (a green context, a MIG slice) gets the largest that it has room for.
-    pdl : bool
+    pdl : bool, default False
         Launch with programmatic stream serialization: the kernel may start while the previous kernel still
         runs, and waits for the end of that kernel before the first read. It then lets the next kernel start;
         the paper's kernel does so when its result is written.
@@ -472,13 +472,13 @@ def indexer_topk_prefill(
     k : int
         Items per row, 1 to 2**21. It may exceed a window's length: places without an item get ``-1``.
     carry : PrefillCarry, optional
-        Takes rows whose scores come in slices, one call for each slice, in ascending order: `logits` are then
-        columns ``column .. column + width - 1`` of the rows. `row_starts` and `row_ends` count in columns of
-        the whole rows, and are the same in all calls of a row. The call that is given `out` brings the last
-        slice. It writes what one call on the whole rows writes, bit for bit, and leaves the rows of the carry
-        empty. A call without `out` writes nothing but the carry, takes no `counts`, `offsets` or
-        `page_table`, and returns None. Slices may have any width, narrower than `k` too, and a row may be at
-        most 2**21 columns long in all. `path` makes no difference to slices.
+        Input and output: what is best so far of rows whose scores come in slices, one call for each slice, in
+        ascending order. `logits` are columns ``column .. column + width - 1`` of the rows. `row_starts` and
+        `row_ends` count in columns of the whole rows, and are the same in all calls of a row. The call that
+        is given `out` brings the last slice. It writes what one call on the whole rows writes, bit for bit,
+        and leaves the rows of the carry empty. A call without `out` writes nothing but the carry, takes no
+        `counts`, `offsets` or `page_table`, and returns None. Slices may have any width, narrower than `k`
+        too, and a row may be at most 2**21 columns long in all. `path` makes no difference to slices.
     column : int, default 0
         First column of the slice; only with a carry.
     out : Tensor, ``[rows, >= k]``, int32, optional
@@ -498,7 +498,7 @@ def indexer_topk_prefill(
         offset, is translated to a cache slot.
     page_size, slots, pdl
         As for `indexer_topk_decode`.
-    path : {"auto", "radix_rounds"} or gvr_topk.constants.Path
+    path : {"auto", "radix_rounds"} or gvr_topk.constants.Path, default "auto"
         ``"auto"`` predicts the k-th value of a row from the row before, ``"radix_rounds"`` does not. On a CPU
         there is one implementation for both.
     stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
@@ -613,7 +613,7 @@ def indexer_topk_blocks(
         ``-1``. With 0 blocks alone are chosen, which takes less time.
     block_k : int
         Blocks per row, 2 to 2,048. It must exceed `k`, so that the `k` largest scores lie in chosen blocks.
-    block_size : {8}
+    block_size : {8}, default 8
         Positions per block.
     row_starts : Tensor, ``[rows]``, int32, same device, optional
         Column from which each row's length, positions and blocks count, for rows of prefill that lie behind

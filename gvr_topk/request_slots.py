@@ -372,9 +372,9 @@ class RequestSlots:
             Request of each group of `next_n` rows, in row order: integers, texts or other hashable ids. None
             marks a dummy request, as CUDA graph warm-up uses. If an id occurs again, its later rows get no
             slot: two writers would race.
-        next_n : int
+        next_n : int, default 1
             Rows per request; all of them share its slot.
-        pad_rows : int
+        pad_rows : int, default 0
             Dummy rows after the last request.
 
         Returns

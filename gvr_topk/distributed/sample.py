@@ -55,7 +55,7 @@ def sharded_sample(
         The ranks, and who owns which token.
     seeds, positions, temperature, top_k, top_p, min_p, slots, out
         As for `gvr_topk.sampling.sample`, and the same on all ranks.
-    order : {"vllm", "hf", "temperature_last"}
+    order : {"vllm", "hf", "temperature_last"}, default "vllm"
         As for `gvr_topk.sampling.sample`, without ``"joint"``, which needs the mass of the whole row.
     step : int, or Tensor of one element, int64, same device, default 0
         A number that ranks have to agree on.

@@ -96,10 +96,10 @@ def sample(
         Where the parameters of a row stand: `temperature`, `top_k`, `top_p`, `min_p` and `seeds` are then
         tensors ``[slots]`` (or numbers). A row whose slot is negative, or past their end, is skipped: its
         token is -1. `positions` stay those of rows.
-    order : {"vllm", "hf", "joint", "temperature_last"}
+    order : {"vllm", "hf", "joint", "temperature_last"}, default "vllm"
         In which order filters apply: ``"vllm"`` begins with min-p, ``"hf"`` ends with it, ``"joint"`` takes
         top-k and top-p both of the whole row, and ``"temperature_last"`` filters at temperature 1.
-    noise : {"cdf", "murmur"}
+    noise : {"cdf", "murmur"}, default "cdf"
         ``"cdf"`` inverts the distribution. ``"murmur"`` is Gumbel-max with the noise of vLLM's second model
         runner, so it draws vLLM's tokens but for near ties.
     allow : Tensor, ``[masks, ceil(vocabulary / 32)]``, int32, optional
@@ -111,7 +111,7 @@ def sample(
         Where to write; allocated as int64 when absent.
     logprobs : Tensor, ``[rows]``, float32, optional
         Output: log-probability of the token.
-    logprob_mode : {"raw", "processed"}
+    logprob_mode : {"raw", "processed"}, default "raw"
         Of which distribution: the whole row at temperature 1, or what is kept at the row's temperature.
     ranks : Tensor, ``[rows]``, int64, optional
         Output: how many logits are not below the token's, its own included.
@@ -277,10 +277,10 @@ def apply_limits_(
     Parameters
     ----------
     logits : Tensor, ``[rows, vocabulary]``, float32, bfloat16 or float16
-        The logits that `sample` was given. NaN becomes -inf.
+        Input and output: the logits that `sample` was given. NaN becomes -inf.
     limits : Tensor, ``[rows, 8]``, int32, contiguous
         What `sample` wrote. Skipped rows stay as they are.
-    allow, allow_row : Tensor, optional
+    allow, allow_row : Tensor, int32, optional
         The masks that `sample` was given.
 
     Returns
