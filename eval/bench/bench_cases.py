@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from eval.bench.bench_report import PREFILL_SHAPES, SHAPES
+from eval.bench.hard_rows import hard_rows
 from eval.bench.kernel_timing import (
     GENERATED_ELEMENTS,
     Chain,
@@ -25,7 +26,7 @@ from eval.bench.kernel_timing import (
 )
 from eval.bench.oracles import BLOCKS_GROUP
 from eval.common.dtypes import DTYPES
-from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_rows
+from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator
 from gvr_topk.evaluation.trace import ScoreSource, Trace, load_trace, shipped_trace
 
 OTHER_LENGTHS = (8192, 70690, 262144)
@@ -36,16 +37,6 @@ K = 2048
 
 KEEP = 0.9
 """Variance that survives a step in the main sweep: about 60 % of the top-k at N = 70,690."""
-
-ADVERSARIAL = (
-    "constant",
-    "two_valued",
-    "crowd_within_10_ulps",
-    "uniform_128_6_to_128_7",
-    "relu_zero_plateau",
-    "zero_plateau_between",
-)
-"""Names in `gvr_topk.evaluation.synthetic.adversarial_rows`."""
 
 ADVERSARIAL_STEPS = 16
 """Different rows of an adversarial chain, each of a seed of its own."""
@@ -196,7 +187,7 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
     cells += [Cell("v4", context // V4_COMPRESS_RATIO, batch, k) for k, context, batch in of_v4]
     of_v41 = itertools.product(V41_BATCHES, V41_LENGTHS)
     cells += [Cell(BLOCKS_GROUP, n, batch, V41_K, rows="blocks") for batch, n in of_v41]
-    cells += [Cell("adversarial", 131072, rows=f"adversarial:{name}") for name in ADVERSARIAL]
+    cells += [Cell("adversarial", 131072, rows=f"adversarial:{name}") for name in hard_rows(1, 1, 0)]
     cells += [
         Cell("wide_buffers", n, batch, width=width)
         for n, batch, width in itertools.product(WIDE_LENGTHS, WIDE_BATCHES, WIDE_BUFFERS)
@@ -245,7 +236,7 @@ def make_chain(cell: Cell, sources: Sources = Sources(), *, device: torch.device
         steps = trace_rows(_named(name, sources.traces), device) if name else None
         return causal_chunk(cell.n, cell.batch, cell.k, steps, dtype=dtype, device=device)
     if kind == "adversarial":
-        steps = [_row(_adversarial(cell.n, cell.k, seed)[name]) for seed in range(ADVERSARIAL_STEPS)]
+        steps = [_row(hard_rows(cell.n, cell.k, seed)[name]) for seed in range(ADVERSARIAL_STEPS)]
     elif kind == "layer":
         steps = list(_layer_rows(int(name), cell.n).result())
     elif kind == "trace":
@@ -375,13 +366,6 @@ def _named(name: str, sources: Sequence[Any]) -> Any:
 
 def _row(scores: np.typing.NDArray[np.float32]) -> Tensor:
     return torch.from_numpy(scores)[None]
-
-
-@functools.cache
-def _adversarial(n: int, k: int, seed: int) -> dict[str, np.typing.NDArray[np.float32]]:
-    """All kinds of one seed are made at once, and each cell needs one of them."""
-    rows = adversarial_rows(n, k, seed)
-    return {name: rows[name] for name in ADVERSARIAL}
 
 
 @functools.cache

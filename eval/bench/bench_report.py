@@ -145,7 +145,7 @@ def worst_ratios(index: Index) -> dict[str, dict[str, Any]]:
     return found
 
 
-def hard_rows(index: Index, group: str) -> dict[str, float]:
+def slowdowns(index: Index, group: str) -> dict[str, float]:
     """Time at each cell of a group over the time of the main sweep's cell of the same shape."""
     found = {}
     for cell in index.group(group):

@@ -31,8 +31,8 @@ from eval.bench.bench_report import (
     SHAPES,
     Cell,
     Index,
-    hard_rows,
     sampling_table,
+    slowdowns,
     topk_table,
     worst_launch,
     worst_ratios,
@@ -217,7 +217,7 @@ def common_values(files: Results) -> tuple[dict[str, Any], Index, dict[str, Any]
         "peers": peers,
         "each_launches": " or ".join(f"{each:,}" for each in sorted(launches)),
         "ratios": [{"name": name, **ratios[impl]} for impl, name in peers.items() if impl in ratios],
-        "faster": [f"{named[impl]} at {_where(cells)}" for impl, cells in faster_cells(index).items()],
+        "faster": [f"{named[impl]} at {_where(cells)}" for impl, cells in cells_where_faster(index).items()],
         "selections": selections(bench, peers),
         "host": host_time(files),
         "stress": stressed(files),
@@ -381,7 +381,7 @@ def blocks(index: Index) -> list[str]:
     return [f"{shape_name(*shape)} {both(key)} ({both(key, 'torch_')})" for shape, key in keys.items()]
 
 
-def faster_cells(index: Index) -> dict[str, dict[str, float]]:
+def cells_where_faster(index: Index) -> dict[str, dict[str, float]]:
     """For each implementation that is faster than this package: at which cells, and how many times."""
     names = {cell["key"]: cell_name(cell) for cell in index.cells()}
     found = {
@@ -423,7 +423,7 @@ def hint_figures(index: Index) -> dict[str, Any]:
     return {
         "mean": statistics.geometric_mean(costs) if costs else None,
         "most": _extreme(max, costs),
-        "masked": _extreme(max, hard_rows(index, "mask").values()),
+        "masked": _extreme(max, slowdowns(index, "mask").values()),
         "slower_with_pdl": [
             f"{names[key]} ({ratio:.2f} times)" for key, ratio in pdl.items() if ratio > 1 + NOISE
         ],

@@ -1,4 +1,4 @@
-"""Synthetic score rows: the paper's per-layer families, and rows and hints made to break a top-k.
+"""Synthetic score rows: the paper's per-layer families.
 
 The generator stands in for captured logits in sweeps over length and hit ratio; it is no substitute
 for a trace. It reproduces which families the paper fitted to each layer (appendix F) and how much
@@ -14,10 +14,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from gvr_topk.evaluation.paper_reference import CAPACITY
-
 Floats = npt.NDArray[np.float32]
-Int32s = npt.NDArray[np.int32]
 
 STATIC_SHARE = 0.7
 """Variance share of the component that stays with a key for all steps."""
@@ -189,119 +186,3 @@ def _quantile_table(family: Family) -> tuple[npt.NDArray[np.float64], npt.NDArra
     density /= density.sum()
     mean = density @ values
     return z, (values - mean) / np.sqrt(density @ (values - mean) ** 2)
-
-
-def adversarial_rows(n: int, k: int, seed: int) -> dict[str, Floats]:
-    """Rows of `n` elements that have broken top-k kernels, and rows that might.
-
-    Ties are placed around the k-th value. The same seed makes the same rows.
-    """
-    rng = np.random.default_rng((seed, n, k))
-    noise = rng.standard_normal(n)
-    ascending = np.sort(noise)
-    chunk = min(k, n)
-    lifted_first, lifted_last = noise.copy(), noise.copy()
-    lifted_first[:chunk] += 20
-    lifted_last[n - chunk :] += 20
-
-    def levels(greater: float, equal: float) -> npt.NDArray[np.float64]:
-        """`greater` elements above a plateau of `equal` zeros, the rest below it, in any order."""
-        above = min(n, round(greater))
-        ties = min(n - above, round(equal))
-        row = -1 - rng.random(n)
-        row[:above] = 1 + rng.random(above)
-        row[above : above + ties] = 0
-        return rng.permutation(row)
-
-    def scattered(base: npt.NDArray[np.float64], share: float, *specials: float) -> npt.NDArray[np.float64]:
-        """`base` with a share of its elements (at least one) replaced by special values."""
-        where = rng.random(n) < share
-        where[rng.integers(n)] = True
-        return np.where(where, rng.choice(specials, n), base)
-
-    one = np.float32(1).view(np.uint32)
-    crowd = min(n // 2, 100_000)
-    near_one = (one + rng.integers(0, 10, n)).astype(np.uint32).view(np.float32)
-    bits = rng.integers(0, 2**32, n, dtype=np.uint64).astype(np.uint32)
-    denormal_bits = rng.integers(0, 2**23, n).astype(np.uint32) | (bits & np.uint32(0x80000000))
-    rows: dict[str, npt.NDArray[np.floating]] = {
-        # One value, or nothing but special values.
-        "constant": np.full(n, 1.5),
-        "all_zero": np.zeros(n),
-        "all_lowest": np.full(n, np.finfo(np.float32).min),
-        "all_neg_inf": np.full(n, -np.inf),
-        "all_pos_inf": np.full(n, np.inf),
-        "all_nan": np.full(n, np.nan),
-        # NaN and infinities among ordinary values, fewer and more than k of them.
-        "some_nan": scattered(noise, 0.2 * min(k / n, 1), np.nan),
-        "nan_straddles_k": scattered(noise, 0.5, np.nan),
-        "nan_above_inf": scattered(noise, 0.5 * min(k / n, 1), np.nan, np.inf),
-        "inf_mix": scattered(noise, 0.5, np.inf, -np.inf),
-        "masked_with_neg_inf": scattered(noise, 1 - 0.5 * min(k / n, 1), -np.inf),
-        "every_special": scattered(
-            noise, 0.5, np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 3e38, -3e38
-        ),
-        # Ties at the k-th value.
-        "two_valued": levels(k // 2, n),
-        "relu_zero_plateau": np.maximum(levels(k // 2, n), 0) * rng.random(n),
-        "zero_plateau_between": levels(k / 2, k),
-        "ties_beyond_capacity": levels(k - 1, max(CAPACITY + 1, 4 * k)),
-        "greater_2000_equal_100": levels(k * 2000 / 2048, k * 100 / 2048),
-        "k_minus_one_greater": levels(k - 1, n),
-        "k_greater_rest_equal": levels(k, n),
-        "k_plus_one_equal": levels(0, k + 1),
-        "few_distinct": rng.integers(-3, 4, n).astype(np.float64),
-        "one_hot": np.eye(1, n, int(rng.integers(n)))[0],
-        "sixteen_bit": (noise.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32),
-        # Values that share their leading digits.
-        "uniform_128_6_to_128_7": rng.uniform(128.6, 128.7, n),
-        "crowd_within_10_ulps": rng.permutation(np.concatenate([near_one[:crowd], noise[crowd:] - 8])),
-        "all_within_10_ulps": near_one,
-        "uniform": rng.random(n),
-        # The ends of the float range.
-        "denormals": denormal_bits.view(np.float32),
-        "denormals_and_zero": np.maximum(denormal_bits.view(np.float32), 0),
-        "signed_zeros": rng.choice(np.array([0.0, -0.0], dtype=np.float32), n),
-        "signed_zeros_below_few": scattered(rng.choice([0.0, -0.0], n), 0.5 * min(k / n, 1), 1e-45, 1.0),
-        "outlier_1e38": scattered(noise * 1e-30, 0.0, 1e38),
-        "outliers_both_signs": scattered(noise * 1e-30, 0.1 * min(k / n, 1), 3e38, -3e38),
-        "every_exponent": np.ldexp(rng.choice([-1.0, 1.0], n), rng.integers(-149, 128, n)),
-        "random_bits": bits.view(np.float32),
-        # Places of the largest elements.
-        "ascending": ascending,
-        "descending": ascending[::-1],
-        "top_in_first_chunk": lifted_first,
-        "top_in_last_chunk": lifted_last,
-        "top_every_other": np.where(np.arange(n) % 2, noise, noise - 20),
-        # Ordinary.
-        "normal": noise,
-        "lognormal": np.exp(2 * noise),
-        "all_negative": -1 - rng.random(n),
-    }
-    return {name: np.ascontiguousarray(row, dtype=np.float32) for name, row in rows.items()}
-
-
-def adversarial_hints(n: int, k: int, seed: int) -> dict[str, Int32s]:
-    """Return worthless and senseless hints for a row of `n` elements; none may change a result."""
-    rng = np.random.default_rng((seed, n, k))
-    limits = np.iinfo(np.int32)
-    inside = rng.integers(0, n, k)
-    place = np.arange(k)
-    hints: dict[str, npt.NDArray[np.integer]] = {
-        "all_minus_one": np.full(k, -1),
-        "all_zero": np.zeros(k, dtype=np.int32),
-        "all_last": np.full(k, n - 1),
-        "all_past_the_end": np.full(k, n),
-        "past_the_end": n + place,
-        "int32_max": np.full(k, limits.max),
-        "int32_min": np.full(k, limits.min),
-        "any_int32": rng.integers(limits.min, limits.max, k, endpoint=True),
-        "random": inside,
-        "two_positions": rng.choice([0, n - 1], k),
-        "one_valid": np.where(place == 0, n // 2, -1),
-        "half_padded": np.where(place < k // 2, inside, -1),
-        "every_second_bad": np.where(place % 2, inside, inside + n),
-        "first_k": place,
-        "last_k": n - k + place,
-    }
-    return {name: hint.astype(np.int32) for name, hint in hints.items()}

@@ -17,7 +17,7 @@ from bench_data import short_chains as short_chains  # a fixture for all
 from eval.__main__ import main
 from eval.bench import baselines, bench, oracles, our_kernels
 from eval.bench.bench_cases import Cell, Sources
-from eval.bench.bench_report import FORMAT, Index, hard_rows, worst_launch, worst_ratios
+from eval.bench.bench_report import FORMAT, Index, slowdowns, worst_launch, worst_ratios
 from eval.bench.kernel_timing import Chain, Implementation, Prepared
 from eval.bench.our_kernels import IMPLEMENTATIONS
 from eval.common.options import read_results
@@ -215,7 +215,7 @@ class TestReport:
         assert rows["trtllm"]["geometric_mean"] == pytest.approx(10**0.5, abs=1e-4)
 
     def test_hard_rows_are_compared_with_the_usual_time_of_their_shape(self) -> None:
-        assert hard_rows(self.index(), "mask") == {self.mask.key: 3.0}
+        assert slowdowns(self.index(), "mask") == {self.mask.key: 3.0}
         assert worst_launch(self.index(), self.engine.key) == 2.0
         assert worst_launch(self.index(), self.main.key) is None
 

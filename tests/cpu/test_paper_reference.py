@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as hnp
 from gvr_topk.evaluation import paper_reference as reference
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.evaluation.paper_reference import CAPACITY, DONE, RowResult, topk_row
-from gvr_topk.evaluation.synthetic import adversarial_hints, adversarial_rows
 from gvr_topk.evaluation.trace import shipped_trace
+from tests.adversarial import adversarial_hints, adversarial_rows
 
 GUESSES = ("mean", "quantile")
 

@@ -1,4 +1,4 @@
-"""The generator keeps the paper's qualitative facts; the adversarial sets hold what they name."""
+"""The generator keeps the paper's qualitative facts; hard rows hold what they name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gvr_topk.evaluation.paper_reference import CAPACITY
-from gvr_topk.evaluation.synthetic import LayerGenerator, adversarial_rows
+from gvr_topk.evaluation.synthetic import LayerGenerator
+from tests.adversarial import adversarial_rows
 
 N, K = 70_690, 2048
 

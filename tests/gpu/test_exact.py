@@ -20,9 +20,10 @@ from oracle import (
 from eval.stress.stress_cases import packed_spreads
 from gvr_topk.constants import STATE_INFINITE, STATE_MASKED, STATE_VALUE_ONLY, STATE_ZSCORE_ORIGIN
 from gvr_topk.contract import DTYPES
-from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_hints, adversarial_rows
+from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator
 from gvr_topk.policy import plan
 from gvr_topk.state import TopkState
+from tests.adversarial import adversarial_hints, adversarial_rows
 
 
 def adversarial_batch(n: int, k: int, dtype: torch.dtype) -> tuple[list[str], torch.Tensor]:

@@ -36,10 +36,11 @@ from gvr_topk.constants import (
 )
 from gvr_topk.contract import exact_topk
 from gvr_topk.evaluation.paper_reference import DONE, topk_row
-from gvr_topk.evaluation.synthetic import LayerGenerator, adversarial_hints, adversarial_rows
+from gvr_topk.evaluation.synthetic import LayerGenerator
 from gvr_topk.ops import launch
 from gvr_topk.request_slots import PINNED_BUFFERS
 from gvr_topk.state import TopkState
+from tests.adversarial import adversarial_hints, adversarial_rows
 
 K = 2048
 

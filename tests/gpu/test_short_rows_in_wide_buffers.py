@@ -30,10 +30,10 @@ from torch import Tensor
 from gvr_topk.constants import STATE_UNKNOWN, GuessSource, HintReason, StatsColumn
 from gvr_topk.contract import DTYPES
 from gvr_topk.cpu import to_slots
-from gvr_topk.evaluation.synthetic import adversarial_rows
 from gvr_topk.ops import launch
 from gvr_topk.policy import Plan
 from gvr_topk.state import TopkState
+from tests.adversarial import adversarial_rows
 
 K = 2048
 RESIDENT_LIMIT = 8192  # where the cluster's registers hold the buffer
