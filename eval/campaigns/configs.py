@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from eval.common.machine import write_text
 from eval.common.paths import ROOT
@@ -48,24 +48,14 @@ def check_pair(off: Path, on: Path) -> tuple[ServeConfig, ServeConfig]:
     for path, config, wanted in ((off, sides[0], False), (on, sides[1], True)):
         if config.heuristic_enabled is not wanted:
             raise InputError(f"{path}: {FLAG}: wanted {str(wanted).lower()}, got {str(not wanted).lower()}")
-    flat_off, flat_on = (_flatten(config.model_dump(exclude_unset=True)) for config in sides)
-    keys = flat_off.keys() | flat_on.keys()
-    differing = sorted({".".join(key) for key in keys if flat_off.get(key) != flat_on.get(key)})
-    if rest := ", ".join(key for key in differing if key != FLAG):
+    differing = _sections(sides[0]).items() ^ _sections(sides[1]).items()
+    if rest := ", ".join(sorted({key for key, _ in differing})):
         raise InputError(f"{off} and {on}: wanted them to differ in {FLAG} only, got {rest} differing too")
     return sides
 
 
-def _flatten(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], str]:
-    """Every leaf with its path, spelled so that only the same value of the same type is equal.
-
-    An absent key, null and an empty section are three things to the program that reads them, and so are
-    ``true`` and 1.
-    """
-    if isinstance(value, dict) and value:
-        parts = [(str(key) if isinstance(key, str) else repr(key), item) for key, item in value.items()]
-    elif isinstance(value, list | tuple) and value:
-        parts = [(str(index), item) for index, item in enumerate(value)]
-    else:
-        return {path: f"{type(value).__name__} {value!r}"}
-    return {key: leaf for name, item in parts for key, leaf in _flatten(item, (*path, name)).items()}
+def _sections(config: ServeConfig) -> dict[str, str]:
+    """What is written under each key, without the flag. An absent key, null and an empty section differ."""
+    data = config.model_dump(exclude_unset=True)
+    (data.get("sparse_attention_config") or {}).pop("enable_heuristic_topk", None)
+    return {key: json.dumps(value, sort_keys=True, default=str) for key, value in data.items()}

