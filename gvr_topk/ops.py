@@ -133,8 +133,8 @@ def _integers(checks: Checks, next_n: Any, compress_ratio: Any, block_size: Any)
     )
 
 
-def _flags_of_blocks(checks: Checks, pdl: Any, drop_masked: Any) -> int:
-    """Add up the flags that both block ops take."""
+def _common_flags(checks: Checks, pdl: Any, drop_masked: Any) -> int:
+    """Add up the flags that `bind` and both block ops take."""
     return FLAG_PDL * checks.flag("pdl", pdl) + FLAG_DROP_MASKED * checks.flag("drop_masked", drop_masked)
 
 
@@ -384,6 +384,67 @@ def indexer_topk_decode(
         used = (next_n, compress_ratio, flags, *used)
     _launch(DecodeArguments, logits, seq_lens, out, k, row_slot, words, *used)
     return out
+
+
+def bind(
+    logits: Tensor,
+    seq_lens: Tensor,
+    k: int,
+    *,
+    out: Tensor,
+    next_n: int = 1,
+    state: TopkState | None = None,
+    row_slot: Tensor | None = None,
+    drop_masked: bool = False,
+    compress_ratio: int = 1,
+    pdl: bool = False,
+) -> Callable[[], None]:
+    """Prepare a call of `indexer_topk_decode`, to be made again and again on the same tensors.
+
+    The arguments, which are those of that function, are checked here and not again: each call costs the host
+    what PyTorch's dispatcher and a launch take. It reads what the tensors hold then, as the replay of a CUDA
+    graph does.
+
+    Returns
+    -------
+    callable
+        Runs one step and writes `out`; takes nothing and returns nothing.
+
+    Raises
+    ------
+    ValueError, LibraryError
+        As `indexer_topk_decode`.
+
+    Examples
+    --------
+    >>> scores, chosen = torch.tensor([[0.5, 3.0, 1.0, 3.0]]), torch.empty(1, 2, dtype=torch.int32)
+    >>> step = bind(scores, torch.tensor([4], dtype=torch.int32), 2, out=chosen)
+    >>> step(); chosen
+    tensor([[1, 3]], dtype=torch.int32)
+    """
+    if state is not None and not isinstance(state, TopkState):
+        raise DECODE.wrong_type("state", TopkState, state)
+    arguments = DecodeArguments(
+        logits,
+        seq_lens,
+        out,
+        DECODE.integer("k", k),
+        row_slot,
+        None if state is None else state.words,
+        DECODE.integer("next_n", next_n),
+        DECODE.integer("compress_ratio", compress_ratio),
+        FLAG_QUANTILE_GUESS | _common_flags(DECODE, pdl, drop_masked),
+        indices=None if state is None else state.indices,
+    )
+    DECODE.types(arguments)
+    check_decode(arguments)
+    if logits.is_cuda and not _LIBRARY.loaded:
+        raise LibraryError(f"{DECODE.op}: CUDA library: {_LIBRARY.reason}")
+    every, usual, usual_count, _ = _CALLS[DecodeArguments]
+    given, defaults = list(arguments), list(DecodeArguments._field_defaults.values())
+    while defaults and given[-1] is defaults.pop():  # what is as by default costs host time if it is passed
+        given.pop()
+    return functools.partial(usual if len(given) <= usual_count else every, *given)
 
 
 @overload
@@ -671,7 +732,7 @@ def indexer_topk_blocks(
         if not 2 <= block_k <= MAX_CHOSEN_BLOCKS:  # before so much is allocated
             raise BLOCKS.fail("block_k", f"2 to {MAX_CHOSEN_BLOCKS}, more than k = {k}", block_k)
         blocks = _allocate(BLOCKS, logits, block_k)
-    flags = _flags_of_blocks(BLOCKS, pdl, drop_masked)
+    flags = _common_flags(BLOCKS, pdl, drop_masked)
     _launch(
         BlocksArguments,
         *(logits, seq_lens, out, blocks, k, block_k, next_n, flags, compress_ratio, block_size, row_starts),
@@ -746,7 +807,7 @@ def indexer_topk_in_blocks(
         next_n, compress_ratio, block_size = _integers(IN_BLOCKS, next_n, compress_ratio, block_size)
     if out is None:
         out = _new_out(IN_BLOCKS, logits, k)
-    flags = _flags_of_blocks(IN_BLOCKS, pdl, drop_masked)
+    flags = _common_flags(IN_BLOCKS, pdl, drop_masked)
     _launch(
         InBlocksArguments,
         *(logits, seq_lens, blocks, out, k, next_n, flags, compress_ratio, block_size, row_starts),

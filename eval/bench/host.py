@@ -8,8 +8,9 @@ on the same preallocated tensors. The device is waited for after every 200 calls
 the queue of launches never fills. Ways take turns, and each figure is the median over the turns.
 
 ``hinted`` calls the op as the integrations do: ``state``, ``row_slot`` and ``out`` given. ``bare`` gets
-``out`` alone, ``every_output`` also counts, indices and cache slots, and ``dispatcher`` is ``hinted`` without
-the package's Python function. ``zero_`` is `torch.Tensor.zero_` of one element: hardly more than a launch.
+``out`` alone, ``every_output`` also counts, indices and cache slots, and ``dispatcher`` is ``hinted`` as
+`gvr_topk.bind` prepares it, without a Python function of the package. ``zero_`` is `torch.Tensor.zero_` of
+one element: hardly more than a launch.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from eval.bench.kernel_timing import Chain
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import BaselineFolder, Commit, Device, Out, require_device, require_writable
 from eval.common.tables import markdown_table
-from gvr_topk import TopkState, indexer_topk_decode
+from gvr_topk import TopkState, bind, indexer_topk_decode
 
 FORMAT = "gvr_topk.host_time/1"
 CALLS = 2000
@@ -70,10 +71,7 @@ def our_calls(chain: Chain) -> dict[str, Call]:
             page_size=PAGE_SIZE,
             slots=results(),
         ),
-        "dispatcher": functools.partial(
-            torch.ops.gvr_topk.indexer_topk_decode.usual,
-            *(logits, lengths, results(), chain.k, row_slot, words.words),
-        ),
+        "dispatcher": bind(logits, lengths, chain.k, out=results(), state=words, row_slot=row_slot),
         "zero_": torch.zeros(1, device=device).zero_,
     }
 

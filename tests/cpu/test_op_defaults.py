@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from rows import scores
 
+import gvr_topk
 from gvr_topk import ops
 from gvr_topk.arguments import DecodeArguments
 from gvr_topk.constants import (
@@ -108,6 +111,47 @@ def test_decode_alone_has_an_overload(op: str) -> None:
     (calls,) = (each for each in ops._CALLS.values() if each.every is packet.default)
     assert packet.overloads() == ["default", "usual"][: 1 + (op == "decode")]
     assert calls.usual is (packet.usual if op == "decode" else packet.default)
+
+
+BOUND: list[dict[str, Any]] = [{}, {"pdl": True}, {"next_n": 2, "compress_ratio": 2}, {"drop_masked": True}]
+
+
+@pytest.mark.parametrize("options", BOUND, ids=str)
+@pytest.mark.parametrize("keep", [None, False, True])
+def test_a_bound_call_is_that_of_decode(keep: bool | None, options: dict[str, Any]) -> None:
+    """It reads what the tensors hold, and passes what is not as by default, as decode does."""
+    bound, other = (None if keep is None else TopkState(2, 3, keep_indices=keep) for _ in range(2))
+    logits, out, expected = SCORES.clone(), numbers(2, 3), numbers(2, 3)
+    slots = None if keep is None else torch.tensor([1, 0], dtype=torch.int32)
+    step = gvr_topk.bind(logits, LENGTHS, 3, out=out, state=bound, row_slot=slots, **options)
+    for seed in range(2):
+        logits.copy_(scores(2, 32, seed))
+        step()
+        ops.indexer_topk_decode(logits, LENGTHS, 3, out=expected, state=other, row_slot=slots, **options)
+        assert torch.equal(out, expected)
+    if bound is not None and other is not None:
+        assert torch.equal(bound.words, other.words)
+        assert not keep or torch.equal(bound.indices, other.indices)
+    assert isinstance(step, functools.partial)
+    assert step.func is getattr(torch.ops.gvr_topk.indexer_topk_decode, "default" if keep else "usual")
+    if not options:
+        assert len(step.args) == (4 if keep is None else 13 if keep else 6)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"k": 2.5}, "k: wanted an integer, got 2.5"),
+        ({"k": 0}, "k: wanted 1 to"),
+        ({"state": torch.zeros(2, 4)}, "state: wanted a TopkState, got Tensor"),
+        ({"out": None}, "out: wanted a Tensor, got NoneType"),
+        ({"seq_lens": LENGTHS.long()}, "seq_lens: wanted dtype int32, got int64"),
+    ],
+)
+def test_what_is_bound_is_checked(wrong: dict[str, Any], message: str) -> None:
+    given = {"logits": SCORES, "seq_lens": LENGTHS, "k": 3, "out": numbers(2, 3)} | wrong
+    with pytest.raises(ValueError, match=f"^gvr_topk.indexer_topk_decode: {message}"):
+        gvr_topk.bind(**given)
 
 
 def test_a_wrong_k_is_named_before_the_number_of_blocks() -> None:
