@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import runpy
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
+from test_size import TODAY
 from typer.testing import CliRunner
 
 from eval.common.paths import KERNELS
@@ -37,6 +39,10 @@ def test_kernels_of_every_file_are_read(uses: list[KernelUse]) -> None:
     """In a build with source lines, too, where binaries have the names of their files: all ``launch.cu``."""
     folders = {file.parent.name for file in KERNELS.glob("*/launch.cu")}
     assert {use.kernel.split("::")[1] for use in uses} == folders and len(folders) > 5
+
+
+def test_kernels_of_an_architecture_are_as_many_as_the_page_says(uses: list[KernelUse]) -> None:
+    assert max(Counter(use.arch for use in uses).values()) == TODAY["kernels of an architecture"]
 
 
 def test_figures_are_plausible(uses: list[KernelUse]) -> None:

@@ -128,7 +128,8 @@ def test_inexact_result_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (["replay", "--config", "nowhere.yaml"], "nowhere.yaml: wanted a YAML file, got no such file"),
         (["config", "check", "nowhere.yaml"], "nowhere.yaml: wanted a YAML file, got no such file"),
-        (["replay", "--steps", "0"], "steps: wanted 1 to 256"),
+        (["replay", "--steps", "0"], "steps: wanted 1 to 256 for smollm2_dsaidx_L10_32k, got 0"),
+        (["replay", "--steps", "257"], "steps: wanted 1 to 256"),
         (["replay", "--k", "0"], "k: wanted 1 to 2,097,152, got 0"),
         (["replay", "--k", "2097153"], "k: wanted 1 to 2,097,152, got 2097153"),
         (["replay", "--device", "abacus"], "device: wanted cpu or cuda, got 'abacus'"),
@@ -401,14 +402,6 @@ def test_config_check_json_whatever_the_file_holds(tmp_path: Path) -> None:
     for missing in (tmp_path / "none.yaml", tmp_path):
         result = run("config", "check", str(missing), "--json")
         assert result.exit_code == 2 and json.loads(result.stdout)["ok"] is False
-
-
-def test_the_package_runs_as_a_module() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "gvr_topk", "config", "--help"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "gvr-topk config" in done.stdout
 
 
 @pytest.mark.parametrize(("held", "text"), [(True, "with CUDA kernels"), (False, "CPU implementation only")])

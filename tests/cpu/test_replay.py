@@ -248,20 +248,3 @@ def test_json_is_strict_and_complete() -> None:
     assert [record["gate"] for record in data["records"]] == ["first_step", "used"]
     assert list(data["records"][1]["op_stats"]) == [column.name.lower() for column in StatsColumn]
     assert len(data["records"][1]["variants"]) == 4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"k": 0}, "k: wanted 1 to 2,097,152, got 0"),
-        ({"k": -1}, "k: wanted 1 to 2,097,152, got -1"),
-        ({"k": 2**21 + 1}, "k: wanted 1 to 2,097,152, got 2097153"),
-        ({"steps": -1}, "steps: wanted 1 to 4 for rows, got -1"),
-        ({"steps": 0}, "steps: wanted 1 to 4 for rows, got 0"),
-        ({"steps": 5}, "steps: wanted 1 to 4 for rows, got 5"),
-        ({"device": "tpu"}, "device: wanted cpu or cuda, got 'tpu'"),
-    ],
-)
-def test_bad_arguments_are_named(arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        replay(Rows(), config(), **arguments)
