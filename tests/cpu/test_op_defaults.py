@@ -21,6 +21,7 @@ from gvr_topk.constants import (
     FLAG_QUANTILE_GUESS,
     Path,
 )
+from gvr_topk.library import LibraryStatus
 from gvr_topk.state import TopkState
 
 SCORES, LENGTHS = torch.zeros(2, 32), torch.tensor([32, 20], dtype=torch.int32)
@@ -152,6 +153,13 @@ def test_what_is_bound_is_checked(wrong: dict[str, Any], message: str) -> None:
     given = {"logits": SCORES, "seq_lens": LENGTHS, "k": 3, "out": numbers(2, 3)} | wrong
     with pytest.raises(ValueError, match=f"^gvr_topk.indexer_topk_decode: {message}"):
         gvr_topk.bind(**given)
+
+
+def test_a_bound_call_on_a_cpu_needs_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(False, None, "not built"))
+    out = numbers(2, 3)
+    gvr_topk.bind(SCORES, LENGTHS, 3, out=out)()
+    assert out.tolist() == [[0, 1, 2]] * 2
 
 
 def test_a_wrong_k_is_named_before_the_number_of_blocks() -> None:
