@@ -41,8 +41,9 @@ def test_kernels_of_every_file_are_read(uses: list[KernelUse]) -> None:
     assert {use.kernel.split("::")[1] for use in uses} == folders and len(folders) > 5
 
 
-def test_kernels_of_an_architecture_are_as_many_as_the_page_says(uses: list[KernelUse]) -> None:
-    assert max(Counter(use.arch for use in uses).values()) == TODAY["kernels of an architecture"]
+def test_kernels_of_an_architecture_are_no_more_than_the_page_says(uses: list[KernelUse]) -> None:
+    limit = TODAY["kernels of an architecture"]
+    assert 0.97 * limit < max(Counter(use.arch for use in uses).values()) <= limit
 
 
 def test_figures_are_plausible(uses: list[KernelUse]) -> None:
