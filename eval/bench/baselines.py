@@ -53,8 +53,6 @@ from eval.common.options import no_gpu
 from gvr_topk.constants import BLOCK_SIZE
 
 ENVIRONMENT = "GVR_TOPK_BASELINES"
-TRTLLM_MODULE = "trtllm_kernel"
-"""What the wheel tokenspeed-trtllm-kernel installs."""
 TRTLLM_LIBRARY = "libtrtllm_kernel.so"
 VLLM_LIBRARY = "_C_stable_libtorch.abi3.so"
 VLLM_WORKSPACE_BYTES = 1 << 20
@@ -244,25 +242,6 @@ def _torch_in_blocks(chain: Chain) -> Prepared:
         results[step] = masked.flatten(1).topk(chain.k, dim=1, sorted=False).indices
 
     return Prepared(launch, results)
-
-
-def load_trtllm_op() -> str:
-    """Load ``torch.ops.trtllm.indexer_topk_decode``: from ``$GVR_TOPK_BASELINES``, or the wheel's own module.
-
-    Returns why it is not there, or an empty text.
-    """
-    if not torch.cuda.is_available():
-        return "no CUDA device"
-    try:
-        if folder := os.environ.get(ENVIRONMENT):
-            load_library(Path(folder), TRTLLM_LIBRARY)
-        else:
-            importlib.import_module(TRTLLM_MODULE)
-    except Exception as error:  # a missing system library shows up in many ways
-        return f"{TRTLLM_MODULE}: {type(error).__name__}: {error}"
-    if not hasattr(torch.ops.trtllm, "indexer_topk_decode"):
-        return f"{TRTLLM_MODULE} does not register trtllm::indexer_topk_decode"
-    return ""
 
 
 @functools.cache

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,7 +52,7 @@ from eval.bench.bench_cases import (
     quick_cells,
 )
 from eval.bench.bench_report import ALL, BASELINES, FLOOR, FORMAT, MEASURED, OURS
-from eval.bench.kernel_timing import GRAPHS, Chain, ChainRun, Implementation, Prepared
+from eval.bench.kernel_timing import Chain, ChainRun, Implementation, Prepared
 from eval.bench.our_kernels import (
     HINTED,
     IMPLEMENTATIONS,
@@ -96,14 +95,6 @@ COPIES = 10
 """Size and number of the copies by which a run measures the bandwidth of its memory."""
 
 REPEATS = 20
-METHOD = (
-    "CUDA graph over a chain of fresh decode steps, state carried in slots and restored before each replay, "
-    "at least 20 launches, buffers of more than 4x L2 (at most 4000), L2 emptied before each replay; median "
-    f"over 3 to 9 replays of replay time / launches, the least of {GRAPHS} graphs; every launch's result "
-    "compared; chunks of a prefill: 1 to 8 launches, each of which reads more than 4x L2 from a buffer of "
-    "its own"
-)
-
 QUICK = (HINTED, NO_HINT, PREFILL)
 """What ``--quick`` measures."""
 
@@ -340,7 +331,7 @@ def main(
     if unknown := set(names) - {*ALL, FLOOR}:
         raise typer.BadParameter(f"--only: no implementation {', '.join(sorted(unknown))}")
     started = time.monotonic()
-    data: dict[str, Any] = {"format": FORMAT, "method": METHOD, "runs": [], "cells": {}, "results": []}
+    data: dict[str, Any] = {"format": FORMAT, "runs": [], "cells": {}, "results": []}
     if resume is not None:
         kept = read_results(resume, FORMAT)
         data |= {name: kept[name] for name in ("runs", "cells", "results")}
@@ -364,7 +355,6 @@ def main(
     )
     spend_first_graph()
     stopped = False
-    spent: defaultdict[str, float] = defaultdict(float)
     for cell in chosen:
         its_own = [its for its in found if cell.group in MEASURED[its.name]]
         missing = [its for its in its_own if (cell.key, its.name) not in done]
@@ -375,24 +365,20 @@ def main(
             break
         run = CellRun(cell, sources, bytes_per_second=bandwidth)
         data["cells"][cell.key] = run.describe()
-        results = []
-        for its in missing:
-            began = time.monotonic()
-            results.append(run.measure(its))
-            spent[its.name] += time.monotonic() - began
-        results += [run.floor()] if floor else []
+        results = [run.measure(its) for its in missing] + ([run.floor()] if floor else [])
         data["results"] += [{**result, "run": len(data["runs"]) - 1} for result in results]
         hits = data["cells"][cell.key].get("hit_ratio")
-        shown = ", ".join(f"{its['impl']} {_shown(its)}" for its in results if not _skipped(its))
+        shown = ", ".join(
+            f"{its['impl']} {_shown(its)}"
+            for its in results
+            if its["cold_us"] is not None or its["exact"] is not None
+        )
         guessed = "" if hits is None else f" hits {hits:.2f}"
         print(f"{time.monotonic() - started:5.0f}s {cell.key}{guessed}: {shown}", flush=True)
         del run
         torch.cuda.empty_cache()
         write_json(out, without_folders(data))
     write_json(out, without_folders(data))
-    longest = sorted(spent.items(), key=lambda each: -each[1])
-    by_name = ", ".join(f"{name} {taken:.0f}" for name, taken in longest)
-    print(f"{time.monotonic() - started:.0f} s in all, of which by implementation: {by_name}")
     if any(_failed(result) for result in data["results"] if result["impl"] in OURS):
         raise typer.Exit(1)
     if stopped:
@@ -404,10 +390,6 @@ def _failed(result: dict[str, Any]) -> bool:
     if result["impl"] in OURS:
         return result["exact"] is False
     return result["cold_us"] is None and result["exact"] is False
-
-
-def _skipped(result: dict[str, Any]) -> bool:
-    return result["cold_us"] is None and result["exact"] is None
 
 
 def _shown(result: dict[str, Any]) -> str:

@@ -30,21 +30,30 @@ _VERSION = re.compile(
     r"|vLLM server version ([^\s,]+)|█\s+version (\d\S*)|gvr_topk in vLLM (\d[^\s:]*)"
 )
 _REFUSALS = ("refused:", "fell back:", "not in use:", "ignored:")
-_KEPT_LINES = 5
 
 Subject = Literal["top-k", "sampler"]
 TOP_K, SAMPLER = get_args(Subject)
 """What a log may show to be on."""
 
 _ON = {
-    TOP_K: re.compile(
-        "on:(?! (tokens|drafts|log-probabilities|probabilities) )"
-    ),  # these are on in any model
+    TOP_K: re.compile("on:(?! (tokens|drafts|log-probabilities|probabilities) )"),  # on in any model
     SAMPLER: re.compile("on: (tokens|drafts) "),
 }
 
-PROBE = Path(__file__).with_name("probe_build.py")
-PROBE_TIMEOUT_S = 120.0
+PROBE = """
+import hashlib, json, sys
+from importlib.metadata import PackageNotFoundError, distribution
+found = {}
+for name in sys.argv[1:]:
+    try:
+        files = distribution(name).read_text("RECORD") or ""
+        found[f"{name} files"] = hashlib.sha256(files.encode()).hexdigest()
+        found[name] = distribution(name).version
+    except PackageNotFoundError:
+        found[name] = found[f"{name} files"] = "absent"
+print(json.dumps(found))
+"""
+"""Program for the Python of an engine's tools. It imports none of the packages."""
 
 VARIABLES = ("GVR_TOPK_DISABLE", "GVR_TOPK_LIBRARY_DIR", "GVR_TOPK_SAMPLER", "TRTLLM_ENABLE_PDL")
 PREFIXES = ("TRTLLM_GVR_TOPK", "GVR_TOPK_VLLM", "VLLM_")
@@ -101,7 +110,7 @@ def read_evidence(output: Iterable[str], subject: Subject = TOP_K) -> Evidence:
         active=any(_ON[subject].match(text) for text in said),
         waiting=any(text.startswith("waiting:") for text in said),
         refused=any(text.startswith(_REFUSALS) for text in said),
-        lines=tuple(kept[:_KEPT_LINES]),
+        lines=tuple(kept[:5]),
         version=version,
     )
 
@@ -109,15 +118,15 @@ def read_evidence(output: Iterable[str], subject: Subject = TOP_K) -> Evidence:
 def build_identity(program: str, engine: str = "tensorrt_llm") -> dict[str, str]:
     """Name the build that `program`, a console script of the package `engine` or a Python, runs on.
 
-    Version of the engine and hash of its list of files, version of gvr_topk and hash of its files, GPUs with
-    their driver, and the variables of the environment that steer the integration. What cannot be found out is
-    ``unknown``, what is not installed ``absent``.
+    Of the engine and of gvr_topk the version, and a hash of the list of files, which holds one for each file
+    of a wheel; GPUs with their driver, and the variables of the environment that steer the integration. What
+    cannot be found out is ``unknown``, what is not installed ``absent``.
     """
     build = dict.fromkeys((engine, f"{engine} files", "gvr_topk", "gvr_topk files"), "unknown")
     found = shutil.which(program)
     if found is not None and (interpreter := _interpreter(Path(found))):
         with contextlib.suppress(ValueError):  # it printed no JSON
-            build |= json.loads(output_of(interpreter, str(PROBE), engine, timeout_s=PROBE_TIMEOUT_S))
+            build |= json.loads(output_of(interpreter, "-c", PROBE, engine, "gvr_topk", timeout_s=120))
     gpus = output_of("nvidia-smi", "--query-gpu=name,uuid,driver_version", "--format=csv,noheader")
     build["GPU"] = "; ".join(gpus.splitlines()) or "none"
     return build | {

@@ -168,20 +168,6 @@ def test_disabled_is_not_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     assert "GVR_TOPK_DISABLE is set" in result.output and bench.calls == []
 
 
-def test_another_build_is_measured_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.scores(gsm8k=([95.0] * 24, [95.0] * 24))
-    options = ("--runs", "6", "--task", "gsm8k")
-    for calls, build in (
-        (12, {"gvr_topk files": "a"}),
-        (24, {"gvr_topk files": "b"}),
-        (24, {"gvr_topk files": "a"}),
-    ):
-        monkeypatch.setattr("eval.campaigns.accuracy.build_identity", lambda program, build=build: build)
-        assert bench.run(*options).exit_code == 0
-        assert len(bench.calls) == calls
-    assert {run["build"]["gvr_topk files"] for run in bench.results["runs"]} == {"a"}
-
-
 def test_tasks_run_before_count_in_the_family(bench: Bench) -> None:
     """Leaving the other tasks out of a later command does not make its error rate larger."""
     bench.scores(gsm8k=SAME, mmlu=([87.5] * 6, [87.5] * 6))

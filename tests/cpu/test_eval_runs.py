@@ -147,10 +147,3 @@ def test_key_follows_command_inputs_labels_and_build(tmp_path: Path) -> None:
     )
     assert replace(run, labels=dict(reversed(run.labels.items()))).key == run.key
     assert len({each.key for each in (run, *others)}) == 6
-
-
-def test_cases_run_before_belong_to_the_family(tmp_path: Path) -> None:
-    with RunStore(tmp_path) as store:
-        store.add(run_record("a", LABELS, {"score": 1.0}))
-        store.add(run_record("b", {**LABELS, "repetition": 2}, {"score": 1.0}))
-        assert [store.family(cases) for cases in ([], [{"task": "t"}], [{"task": "u"}])] == [1, 1, 2]

@@ -210,12 +210,6 @@ def test_gate_and_configured_lengths(n: int, options: dict[str, Any], expected: 
     assert result.is_exact
 
 
-def test_short_rows_are_exact() -> None:
-    result = replay(Rows(n=K - 2, steps=3), config(), paper=True)
-    assert result.is_exact and result.hinted(0) == result.selected(0) == []
-    assert {record.variants[0].done for record in result.records} == {"short"}
-
-
 def _stats(passes: int, candidates: int, snaps: int, hits: int):  # type: ignore[no-untyped-def]
     row = topk_row(np.arange(32, dtype=np.float32), 8, np.arange(16, 24)).stats
     changes = {"passes": passes, "candidates": candidates, "snap_iterations": snaps, "hit_ratio": hits / 8}

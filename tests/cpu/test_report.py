@@ -111,12 +111,6 @@ def test_a_gpu_reports_what_its_kernels_counted(result: ReplayResult) -> None:
     assert "Candidates are the scores in the interval" in " ".join(text.split())
 
 
-def test_the_papers_kernel_is_an_option() -> None:
-    without = replay(Rows("normal", normal), ON)
-    assert report.build_paper_table(without) is None
-    assert without.variants == () and without.records[1].variants == ()
-
-
 def test_paper_table_has_the_replays_figures(result: ReplayResult) -> None:
     text = paper_of(result)
     assert row_of(text, "steps")[0] == "3"

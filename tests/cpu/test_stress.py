@@ -52,16 +52,10 @@ SAMPLE = Configuration(
 DECODE = [configuration for configuration in CONFIGURATIONS if configuration.op == "decode"]
 
 
-def family(configuration: Configuration) -> str:
-    if configuration.op != "decode":
-        return configuration.op
-    return plan(
-        rows=configuration.rows,
-        width=configuration.width,
-        k=configuration.k,
-        dtype=DTYPES[configuration.dtype],
-        path=configuration.path,
-    ).family
+def family(c: Configuration) -> str:
+    if c.op != "decode":
+        return c.op
+    return plan(rows=c.rows, width=c.width, k=c.k, dtype=DTYPES[c.dtype], path=c.path).family
 
 
 class TestConfigurations:

@@ -46,7 +46,7 @@ def define_ops(*schemas: str) -> None:
     """Register the ``trtllm`` ops that are not there yet; `forget_ops` takes them back.
 
     With ``FAKE_LATE_OPS`` they are registered by `load_ops` only: after DSA has been imported. On a GPU
-    machine the real compiled ops may be loaded, see `eval.bench.baselines.load_trtllm_op`.
+    machine the real compiled ops may be loaded, see `eval.bench.baselines`.
     """
     global _later
     _later = schemas

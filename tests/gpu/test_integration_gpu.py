@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine import GRAPH_DUMMY, SHAPES, fake_package, load_dsa
 
-from eval.bench.baselines import load_trtllm_op
+from eval.bench.baselines import TRTLLM_LIBRARY, BaselineError, given_folder, load_library
 from gvr_topk.contract import exact_topk, row_lengths
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations._kit import environment
@@ -74,8 +74,10 @@ def wanted(values, lengths, next_n=1):
 def hooked(request, monkeypatch):
     monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
     monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", request.param)
-    if missing := load_trtllm_op():
-        pytest.skip(missing)
+    try:
+        load_library(given_folder(None), TRTLLM_LIBRARY)
+    except BaselineError as error:
+        pytest.skip(str(error))
     with fake_package("trtllm_1_2", topk=K):
         dsa = load_dsa()
         assert integration.install(), dict(integration.describe())["would happen"]

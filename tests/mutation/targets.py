@@ -10,14 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = 12
 """Mutants of a module that is not named in `SAMPLES`."""
 
-_OF_CORE = 64
-SAMPLES = {
-    "gvr_topk/arguments.py": _OF_CORE,
-    "gvr_topk/contract.py": _OF_CORE,
-    "gvr_topk/cpu.py": _OF_CORE,
-    "gvr_topk/ops.py": _OF_CORE,
-    "gvr_topk/policy.py": _OF_CORE,
-}
+SAMPLES = {f"gvr_topk/{name}.py": 64 for name in ("arguments", "contract", "cpu", "ops", "policy")}
 """Modules that decide which items are selected, and how many mutants of them are run."""
 
 OUTSIDE_OF_THE_PRODUCT = {
