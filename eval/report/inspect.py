@@ -255,11 +255,6 @@ def compiler() -> str | None:
     return found[1] if found else None
 
 
-def _folder(use: KernelUse) -> str:
-    """Return the folder of a kernel, which is its namespace."""
-    return use.kernel.removeprefix("gvr_topk::").partition("::")[0]
-
-
 MOST_STACK = {"sampling": 256, "topk_logprobs": 16, "sampling_limits": 8, "streaming": 8}
 """Bytes of stack per thread that the kernels of a folder may have: rare ways through a row are functions of
 their own, which get what they need by value. The general kernel of `streaming` lacks two registers on compute
@@ -273,7 +268,8 @@ def faults(uses: list[KernelUse]) -> list[str]:
         f"{use.kernel} on {use.arch}: wanted no stack and no local memory, "
         f"got {use.stack_bytes} and {use.local_bytes} bytes per thread"
         for use in uses
-        if use.stack_bytes > MOST_STACK.get(_folder(use), 0) or use.local_bytes
+        if use.stack_bytes > MOST_STACK.get(use.kernel.removeprefix("gvr_topk::").partition("::")[0], 0)
+        or use.local_bytes
     ]
     for kernel in sorted({use.kernel for use in uses}):
         missing = [arch for arch in built if arch not in {u.arch for u in uses if u.kernel == kernel}]

@@ -24,11 +24,6 @@ def _pair(folder: Path, off: str, on: str) -> tuple[Path, Path]:
     return folder / "off.yaml", folder / "on.yaml"
 
 
-def test_fair_pair(tmp_path: Path) -> None:
-    off, on = check_pair(*_pair(tmp_path, OFF, ON))
-    assert not off.heuristic_enabled and on.heuristic_enabled
-
-
 def test_swapped_or_equal_pair(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"off.yaml: .*enable_heuristic_topk: wanted false, got true"):
         check_pair(*_pair(tmp_path, ON, OFF))

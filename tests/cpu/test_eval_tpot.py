@@ -195,14 +195,6 @@ def test_vllm_serves_from_start_to_end(bench: Bench, compares: str) -> None:
     assert {run["figures"]["requests"] for run in runs} == {4}
 
 
-def test_vllm_whose_plugin_does_not_load_has_no_figures(bench: Bench) -> None:
-    bench.write_server("plain")
-    result = bench.run(*VLLM, "--repetitions", "1", "--port", str(free_port()), prompts=TEXT)
-    assert result.exit_code == 3
-    assert "does VLLM_PLUGINS leave it out?" in result.output
-    assert [run["labels"]["variant"] for run in bench.results["runs"]] == ["off"]
-
-
 def test_serve_failure_shows_the_servers_log_too(bench: Bench) -> None:
     bench.write_server("illegal memory access", 500)
     options = ("--repetitions", "1", "--port", str(free_port()), "--no-keep-going")
