@@ -82,8 +82,7 @@ struct alignas(16) Header {
 constexpr int kHeaderVecs = sizeof(Header) / sizeof(uint4);
 static_assert(kHeaderVecs == 2);
 
-// The combined headers of a cluster. All CTAs have the same headers and so the same result, except for
-// `above_before`.
+// The combined headers of a cluster: the same in all its CTAs, except for `above_before`.
 struct CountResult {
   bool agreed;            // All CTAs used the same length and interval.
   bool contains_k;        // All CTAs agreed, and the k-th key lies in the interval.

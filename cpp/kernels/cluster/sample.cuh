@@ -166,9 +166,9 @@ struct RowSampler {
   }
 };
 
-// Sends each CTA of the cluster one key per thread of its team, or none without `keys`: only CTAs that have
-// read another length look at the sample then, and the headers tell them. Stores from one warp to many CTAs
-// would take longer.
+// Sends every CTA of the cluster one key per thread of the team that sends to it; without `keys` none. CTAs
+// that sample have then read another length, so that headers will differ, and take whatever shared memory
+// held before for keys, which is as safe as any others. Stores from one warp to many CTAs would take longer.
 template <typename T>
 GVR_DEVICE void send_sample(const RowContext<T>& ctx, const uint32_t* keys) {
   const Shared& smem = *ctx.shared;
@@ -199,8 +199,8 @@ GVR_DEVICE Sample sample_of_cta(const RowContext<T>& ctx, uint32_t greatest) {
   return Sample{greatest, of_warp};
 }
 
-// The sample that the CTAs of the cluster have in common. `greatest`: the key of this thread's group of
-// lanes. `meanwhile` runs while keys are under way.
+// The sample that CTAs of a cluster have in common if all have read the same length. `greatest`: the key of
+// this thread's group of lanes. `meanwhile` runs while keys are under way.
 template <typename T, typename Meanwhile>
 GVR_DEVICE Sample sample_of_cluster(const RowContext<T>& ctx, uint32_t greatest, Meanwhile meanwhile) {
   Shared& smem = *ctx.shared;

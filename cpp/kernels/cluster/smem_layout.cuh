@@ -46,7 +46,7 @@ struct alignas(128) Shared {
   RowFacts facts;
   MissedGuess missed;
   Inbox<Header, kMaxClusterSize> header;
-  alignas(16) Inbox<uint32_t, kThreads> received;  // the cluster's sample, sent by all its CTAs
+  alignas(16) Inbox<uint32_t, kThreads> received;  // the cluster's sample; see `send_sample`
   uint64_t counts_barrier;                         // transaction barrier of `header` and of the key list
   uint64_t sample_barrier;                         // transaction barrier of `received`
   uint32_t warp_value[3][kWarps];

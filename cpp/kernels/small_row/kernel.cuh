@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   StepState state = job.load_state_early(p, traits);
   own.bins.clear(ctx.thread);
   if (ctx.thread == 0) smem.hint_hits = smem.few_count = 0;
-  if (kOptions) ptx::reconverge(ctx.zero);  // Lanes have cleared different words, and `output` votes.
+  if (kOptions) ptx::reconverge(ctx.zero);  // One thread has cleared counts, and `output` votes.
   // The parameters of the output are fetched here, while there is time.
   OutputWriter output = job.output(p, traits, job.owns_slot(p, traits));
   output.keep(traits);
