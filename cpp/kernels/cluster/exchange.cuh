@@ -22,8 +22,8 @@ GVR_DEVICE void store_to_peers(const RowContext<T>& ctx, const KeyInterval& inte
   const auto mine = reinterpret_cast<const uint4*>(ctx.list.of(ctx.rank));
   const uint32_t list = ctx.list.own_address_in(target);
   const Counts counts = smem.counts;
-  // A CTA's own copy of its segment is in place. A list that does not fit is not sent: the header says so, and
-  // no CTA reads any list. The last vector may contain words past the listed keys, which nobody reads.
+  // A CTA's own copy is in place. A list that does not fit is not sent: the header says so, and no CTA reads
+  // any list. The last vector may contain words past the listed keys, which nobody reads.
   const bool fits = counts.listed <= static_cast<uint32_t>(ctx.list.segment());
   const uint32_t listed = target == ctx.rank || !fits ? 0 : counts.listed;
   const uint32_t sent = (listed + kKeysPerVec - 1) / kKeysPerVec;
