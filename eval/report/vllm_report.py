@@ -12,6 +12,7 @@ from eval.engines.vllm_model import LATENT, SHAPES, V32
 from eval.engines.vllm_sampler import (
     BEYOND,
     CUTOFF,
+    FEW,
     LAST,
     MARGIN,
     MIXED,
@@ -30,6 +31,8 @@ TRIALS = "vllm_trial_*.json"
 SAMPLERS = "vllm_sampler_*.json"
 SLICES = "vllm_slices_*.json"
 TPOTS = "vllm_tpot_*.json"
+STREAM_COUNTS = ("drafts", "requests", "requests_alike", "tokens", "tokens_before_a_difference")
+STREAM_COUNTS += ("of_the_same_logits", "differences_of_the_same_logits")
 KEYS = tuple(1 << power for power in range(16, 21))
 """Lengths of rows whose scores and top-k are quoted."""
 SLICES_ROWS = 8192
@@ -63,13 +66,15 @@ def vllm_figures(folder: Path) -> str:
             "repeats": [_repeats(trial, engine) for trial in repeats for engine in trial["engines"]],
         },
         slices=slices_tables(slices_figures(files)),
-        sampler=sampler_tables(_sound(files.quote(files.of_one_gpu(SAMPLERS)))),
+        sampler=sampler_tables(
+            _sound(files.quote(files.of_all_gpus(SAMPLERS))), files.of_one_gpu(SAMPLERS, _has_sampled)
+        ),
         served=served(files.quote(files.of_one_gpu(TPOTS))),
         older=older_kernels(files.quoted),
     )
 
 
-def sampler_tables(trials: Files) -> dict[str, Any] | None:
+def sampler_tables(trials: Files, timed: Files) -> dict[str, Any] | None:
     """Tokens that vLLM's sampler drew too, drafts that both verified, and times of both."""
     engines = [engine for trial in trials.values() for engine in trial["engines"] if engine.get("cases")]
     if not engines:
@@ -82,6 +87,7 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
         count = defaultdict(int, draws)
         beyond += [one["batch"] for one in draws["differences"] if why_of(one) == BEYOND]
         batches = listed([str(batch) for batch in sorted({case["batch"] for case in engine["cases"]})])
+        batches += f", {FEW}" * all(case["kind"] == FEW for case in engine["cases"])
         why = Counter(map(why_of, draws["differences"]))
         told = [why[name] for name in (TIED, TIE, CUTOFF, LAST, BEYOND, UNEXPLAINED, WRONG_TOKEN)]
         scored = [count[name] for name in ("logprob_rows", "logprob_rows_that_differ")]
@@ -102,11 +108,14 @@ def sampler_tables(trials: Files) -> dict[str, Any] | None:
         "times": [
             [str(drafts or "none"), str(batch), kind]
             + [shown(by_side[side][part], digits) for part, digits in SAMPLING_PARTS for side in MODES]
-            for (drafts, batch, kind), by_side in sorted(sampling_times(engines).items())
+            for (drafts, batch, kind), by_side in sorted(
+                sampling_times(engine for trial in timed.values() for engine in trial["engines"]).items()
+            )
         ],
         "cut_off": len(cut_off),
         "streams": [
-            stream | {"split_k": trial["setup"].get("split_k", True)}
+            [MODES[stream["side"]], "on" if trial["setup"].get("split_k", True) else "off"]
+            + [f"{stream[name]:,}" for name in STREAM_COUNTS]
             for trial in trials.values()
             for stream in trial["streams"]
         ],
@@ -182,7 +191,7 @@ def slices_tables(figures: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def mixed_call(files: Results, requests: int = 64) -> dict[str, Any] | None:
     """Microseconds on the GPU of one call that samples mixed requests: ``stock``, ``ours`` and ``source``."""
-    for name, trial in _sound(files.of_one_gpu(SAMPLERS)).items():
+    for name, trial in _sound(files.of_one_gpu(SAMPLERS, _has_sampled)).items():
         if by_side := sampling_times(trial["engines"]).get((0, requests, MIXED)):
             files.quote({name: trial})
             us = {side: times["gpu_us"] for side, times in by_side.items()}
@@ -208,6 +217,10 @@ def _has_compared(trial: Data) -> bool:
 def _has_times(trial: Data) -> bool:
     modes = {engine["mode"] for engine in trial["engines"] if engine.get("cases")}
     return bool(trial.get("prefill")) or set(MODES) <= modes
+
+
+def _has_sampled(trial: Data) -> bool:
+    return bool(sampling_times(trial["engines"]))
 
 
 def _has_invariance(trial: Data) -> bool:
