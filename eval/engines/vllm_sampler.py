@@ -431,9 +431,7 @@ class Digests:
 
     def of_answers(self, answers: list[list[int]]) -> list[list[int | None]]:
         """What each token was drawn from, of prompts of one length in requests whose numbers are seeds."""
-        found: dict[tuple[int, int], int] = {}
-        for seed, position, digest in torch.cat(self._seen).tolist():
-            found[seed, position] = digest
+        found = {(seed, position): digest for seed, position, digest in torch.cat(self._seen).tolist()}
         first = min(position for _, position in found)
         return [
             [found.get((number, first + at)) for at in range(len(answer))]

@@ -28,11 +28,9 @@ from eval.report.provenance import Files, Results, device_of, older_kernels, ref
 MODES = {"stock": "vLLM's", "ours": "this package"}
 GRAPHS = {"eager": "eager", "full": "FULL graphs"}
 TRIALS = "vllm_trial_*.json"
-SAMPLERS = "vllm_sampler_*.json"
+SAMPLERS, SAMPLER_TIMES = "vllm_sampler_*.json", "vllm_sampler_times*.json"
 SLICES = "vllm_slices_*.json"
 TPOTS = "vllm_tpot_*.json"
-STREAM_COUNTS = ("drafts", "requests", "requests_alike", "tokens", "tokens_before_a_difference")
-STREAM_COUNTS += ("of_the_same_logits", "differences_of_the_same_logits")
 KEYS = tuple(1 << power for power in range(16, 21))
 """Lengths of rows whose scores and top-k are quoted."""
 SLICES_ROWS = 8192
@@ -55,6 +53,7 @@ def vllm_figures(folder: Path) -> str:
     files = Results(folder)
     compared = _sound(files.quote(files.of_all_gpus(TRIALS, _has_compared)))
     timed = _sound(files.quote(files.of_one_gpu(TRIALS, _has_times)))
+    sampled = _sound(files.quote(files.of_all_gpus(SAMPLERS)))
     repeats = list(_sound(files.quote(files.of_all_gpus(TRIALS, _has_invariance))).values())
     return render(
         "engine_evidence.md.j2",
@@ -66,9 +65,7 @@ def vllm_figures(folder: Path) -> str:
             "repeats": [_repeats(trial, engine) for trial in repeats for engine in trial["engines"]],
         },
         slices=slices_tables(slices_figures(files)),
-        sampler=sampler_tables(
-            _sound(files.quote(files.of_all_gpus(SAMPLERS))), files.of_one_gpu(SAMPLERS, _has_sampled)
-        ),
+        sampler=sampler_tables(sampled, files.of_one_gpu(SAMPLER_TIMES)),
         served=served(files.quote(files.of_one_gpu(TPOTS))),
         older=older_kernels(files.quoted),
     )
@@ -108,16 +105,13 @@ def sampler_tables(trials: Files, timed: Files) -> dict[str, Any] | None:
         "times": [
             [str(drafts or "none"), str(batch), kind]
             + [shown(by_side[side][part], digits) for part, digits in SAMPLING_PARTS for side in MODES]
-            for (drafts, batch, kind), by_side in sorted(
-                sampling_times(engine for trial in timed.values() for engine in trial["engines"]).items()
-            )
+            for (drafts, batch, kind), by_side in sorted(sampling_times(timed.values()).items())
         ],
         "cut_off": len(cut_off),
         "streams": [
-            [MODES[stream["side"]], "on" if trial["setup"].get("split_k", True) else "off"]
-            + [f"{stream[name]:,}" for name in STREAM_COUNTS]
+            [MODES[stream.pop("side")], *(f"{number:,}" for number in stream.values())]
             for trial in trials.values()
-            for stream in trial["streams"]
+            for stream in map(dict, trial["streams"] * (not trial["setup"].get("split_k", True)))
         ],
     }
 
@@ -137,14 +131,13 @@ def served(campaigns: Files) -> dict[str, Any] | None:
     return {"rows": rows, "source": source_of(*campaigns.values())} if rows else None
 
 
-def sampling_times(engines: Iterable[Data]) -> dict[tuple[int, int, str], dict[str, dict[str, float]]]:
+def sampling_times(trials: Iterable[Data]) -> dict[tuple[int, int, str], dict[str, dict[str, float]]]:
     """Times of both sides by drafts, requests and parameters: means of the turns in one engine."""
     cases: defaultdict[tuple[int, int, str], defaultdict[str, list[Data]]]
     cases = defaultdict(lambda: defaultdict(list))
-    for engine in engines:
+    for engine in (engine for trial in trials for engine in trial["engines"] if engine["mode"] == "ours"):
         # An engine without split-K shows streams of tokens.
-        timed = engine["mode"] == "ours" and engine.get("split_k", True)
-        for case in engine.get("cases", ()) if timed else ():
+        for case in engine.get("cases", ()) if engine.get("split_k", True) else ():
             cases[engine["drafts"], case["batch"], case["kind"]][case["side"]].append(case)
     return {
         key: {
@@ -191,8 +184,8 @@ def slices_tables(figures: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def mixed_call(files: Results, requests: int = 64) -> dict[str, Any] | None:
     """Microseconds on the GPU of one call that samples mixed requests: ``stock``, ``ours`` and ``source``."""
-    for name, trial in _sound(files.of_one_gpu(SAMPLERS, _has_sampled)).items():
-        if by_side := sampling_times(trial["engines"]).get((0, requests, MIXED)):
+    for name, trial in _sound(files.of_one_gpu(SAMPLER_TIMES)).items():
+        if by_side := sampling_times([trial]).get((0, requests, MIXED)):
             files.quote({name: trial})
             us = {side: times["gpu_us"] for side, times in by_side.items()}
             return us | {"requests": requests, "source": source_of(trial)}
@@ -217,10 +210,6 @@ def _has_compared(trial: Data) -> bool:
 def _has_times(trial: Data) -> bool:
     modes = {engine["mode"] for engine in trial["engines"] if engine.get("cases")}
     return bool(trial.get("prefill")) or set(MODES) <= modes
-
-
-def _has_sampled(trial: Data) -> bool:
-    return bool(sampling_times(trial["engines"]))
 
 
 def _has_invariance(trial: Data) -> bool:

@@ -80,7 +80,7 @@ def test_turns_of_both_samplers_are_averaged(tmp_path: Path) -> None:
     cases = [case | {"side": side, "gpu_us": us} for side, us in sides]
     cases += [{**one, "batch": 8, "rows": 8 + at} for at, one in enumerate(cases)]
     engine = _engine("sampler", mode="ours", cases=cases)
-    said = _write(tmp_path / "h1", vllm_sampler_a=_trial(engine, streams=[]))
+    said = _write(tmp_path / "h1", vllm_sampler_times=_trial(engine, streams=[]))
     assert "| none | 64 | mixed | 620 | 110 | 300 | 300 | 2.00 | 2.00 |" in said
     assert "| none | 8 |" not in said
     mixed = mixed_call(Results(tmp_path / "h1"))
