@@ -30,7 +30,7 @@ VERBS = {
     "fuzz": Verb("fuzz", "compare random calls with the contract", OR_CPU),
     "stress": Verb("stress", "compare every launch beside other work and under delays", OR_CPU),
     "accuracy": Verb("campaigns", "run trtllm-eval with the heuristic off and on, and decide", ENGINE),
-    "tpot": Verb("campaigns", "measure time per output token with the heuristic off and on", ENGINE),
+    "tpot": Verb("campaigns", "measure time per output token with the top-k or sampler off and on", ENGINE),
     "vllm-trial": Verb("engines", "run a small model in vLLM: stock, ours, and ours beside a sort", HOPPER),
     "readme": Verb("report", "write the figures of README and of two pages of docs, and the pictures"),
     "inspect": Verb("report", "read registers, spills and code size from the built library"),

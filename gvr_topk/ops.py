@@ -401,7 +401,7 @@ def bind(
 ) -> Callable[[], None]:
     """Prepare a call of `indexer_topk_decode`, to be made again and again on the same tensors.
 
-    The arguments, which are those of that function, are checked here and not again: each call costs the host
+    The arguments, some of that function's, are checked here and not again: each call costs the host
     what PyTorch's dispatcher and a launch take. It reads what the tensors hold then, as the replay of a CUDA
     graph does.
 

@@ -262,7 +262,7 @@ def main(settings: Settings) -> None:
     """Measure TPOT with the heuristic top-k off and on, taking turns."""
     if not settings.by_bench and settings.configs is not None:
         raise typer.BadParameter(
-            "wanted none for vLLM, whose sides differ in GVR_TOPK_DISABLE alone", param_hint="--configs"
+            "wanted none for vLLM, whose sides differ in one variable alone", param_hint="--configs"
         )
     if settings.by_bench and settings.compares == SAMPLER:
         raise typer.BadParameter("wanted --engine vllm for the sampler", param_hint="--compares")

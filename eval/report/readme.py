@@ -448,7 +448,7 @@ def host_time(files: Results) -> dict[str, Any] | None:
     us = {result["call"]: result["us"] for result in data["results"]}
     rows = {
         "this package: `state`, `row_slot` and `out` given": us["hinted"],
-        "the same, which `bind` has prepared": us["dispatcher"],
+        "the op's own overload, which `bind` returns": us["dispatcher"],
         **{name: us[impl] for impl, name in peer_names([data["baselines"]]).items() if impl in us},
         "`zero_` of one element": us["zero_"],
     }

@@ -109,7 +109,7 @@ def sampler_tables(trials: Files, timed: Files) -> dict[str, Any] | None:
         ],
         "cut_off": len(cut_off),
         "streams": [
-            [MODES[stream.pop("side")], *(f"{number:,}" for number in stream.values())]
+            [device_of(trial), MODES[stream.pop("side")], *(f"{number:,}" for number in stream.values())]
             for trial in trials.values()
             for stream in map(dict, trial["streams"] * (not trial["setup"].get("split_k", True)))
         ],
