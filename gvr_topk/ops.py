@@ -413,7 +413,7 @@ def bind(
     Raises
     ------
     ValueError, LibraryError
-        As `indexer_topk_decode`.
+        As `indexer_topk_decode`. A call of what is returned raises PyTorch's own errors.
 
     Examples
     --------

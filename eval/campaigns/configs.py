@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
+from pprint import pformat
 
 from eval.common.machine import write_text
 from eval.common.paths import ROOT
@@ -58,4 +58,4 @@ def _sections(config: ServeConfig) -> dict[str, str]:
     """What is written under each key, without the flag. An absent key, null and an empty section differ."""
     data = config.model_dump(exclude_unset=True)
     (data.get("sparse_attention_config") or {}).pop("enable_heuristic_topk", None)
-    return {key: json.dumps(value, sort_keys=True, default=str) for key, value in data.items()}
+    return {key: pformat(value) for key, value in data.items()}

@@ -30,6 +30,7 @@ _VERSION = re.compile(
     r"|vLLM server version ([^\s,]+)|█\s+version (\d\S*)|gvr_topk in vLLM (\d[^\s:]*)"
 )
 _REFUSALS = ("refused:", "fell back:", "not in use:", "ignored:")
+_NATIVE = re.compile("(sampler|drafts): .* of vLLM (draws|serves) calls ")
 
 Subject = Literal["top-k", "sampler"]
 TOP_K, SAMPLER = get_args(Subject)
@@ -109,7 +110,8 @@ def read_evidence(output: Iterable[str], subject: Subject = TOP_K) -> Evidence:
         subject=subject,
         active=any(_ON[subject].match(text) for text in said),
         waiting=any(text.startswith("waiting:") for text in said),
-        refused=any(text.startswith(_REFUSALS) for text in said),
+        refused=any(text.startswith(_REFUSALS) for text in said)
+        or (subject == SAMPLER and any(map(_NATIVE.match, said))),
         lines=tuple(kept[:5]),
         version=version,
     )

@@ -398,10 +398,7 @@ class Times:
 
 
 class Digests:
-    """Keeps a digest of the logits of every sampled row, by the request's seed and the row's position.
-
-    Of a row that is sampled again, as those behind a refused draft are, the last one stays.
-    """
+    """Keeps a digest of the logits of each sampled row, the last one of each seed and position."""
 
     def __init__(self) -> None:
         self._seen: list[Tensor] = []
@@ -442,8 +439,7 @@ class Digests:
 def common_tokens(plain: dict[str, Any], drafted: dict[str, Any]) -> dict[str, int]:
     """Compare the tokens of the same requests: how many requests have the same, and how many tokens agree.
 
-    Of the tokens before a first difference, and of those differences, it counts how many were drawn from the
-    same logits. Where a token is a function of the logits, no difference was.
+    It counts how many tokens before a first difference, and how many of these, were of the same logits.
     """
     told: Counter[str] = Counter()
     both = [

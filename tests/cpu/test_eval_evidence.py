@@ -42,6 +42,13 @@ def test_lines_that_count(lines: list[str], active: bool, refused: bool) -> None
     assert (got.active, got.refused) == (active, refused)
 
 
+def test_a_sampler_that_leaves_calls_to_vllm() -> None:
+    said = ("on: tokens of the V2 model runner", "drafts: x of vLLM serves calls y")
+    lines = [f"gvr_topk in vLLM 0.33.0: {text}" for text in said]
+    assert [read_evidence(lines[:count], "sampler").refused for count in (1, 2)] == [False, True]
+    assert read_evidence(lines, "sampler").active and not read_evidence(lines).refused
+
+
 @pytest.mark.parametrize(
     ("lines", "variant", "message"),
     [

@@ -125,10 +125,7 @@ def _draw(
 def target_probs(
     *, next_token_logits: Tensor, sampling_info: Any, draft_token_num: int, bs: int, **hints: Any
 ) -> Served:
-    """``build_speculative_verify_target_probs``: what temperature, top-k and then top-p leave, normalized.
-
-    SGLang gives hints about the largest top-k, which are not needed.
-    """
+    """``build_speculative_verify_target_probs``: what temperature, top-k and then top-p leave, normalized."""
     probs = _filtered(next_token_logits, sampling_info, draft_token_num)
     return Served(probs.view(bs, draft_token_num, -1), ())
 
@@ -136,6 +133,8 @@ def target_probs(
 def _filtered(logits: Tensor, info: Any, rows_each: int) -> Tensor:
     """Return the probabilities that requests leave of their rows."""
     _check(logits)
+    if len(logits) != rows_each * info.temperatures.numel():
+        raise NotServedError("other rows than those of drafts")
     limits = empty_limits(logits)
     sample(
         logits,
