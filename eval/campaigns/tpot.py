@@ -259,7 +259,7 @@ def with_settings(function: Callable[[Settings], None]) -> Callable[..., None]:
 
 @with_settings
 def main(settings: Settings) -> None:
-    """Measure TPOT with the heuristic top-k off and on, taking turns."""
+    """Measure TPOT with the heuristic top-k, or vLLM's sampler, off and on, taking turns."""
     if not settings.by_bench and settings.configs is not None:
         raise typer.BadParameter(
             "wanted none for vLLM, whose sides differ in one variable alone", param_hint="--configs"

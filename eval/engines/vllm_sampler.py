@@ -439,7 +439,7 @@ class Digests:
 def common_tokens(plain: dict[str, Any], drafted: dict[str, Any]) -> dict[str, int]:
     """Compare the tokens of the same requests: how many requests have the same, and how many tokens agree.
 
-    It counts how many tokens before a first difference, and how many of these, were of the same logits.
+    Of the tokens before a first difference, and of first differences, those of the same logits are counted.
     """
     told: Counter[str] = Counter()
     both = [

@@ -21,8 +21,8 @@ GVR_DEVICE uint4 load_streaming(const void* p) {
   return v;
 }
 
-// As `load_streaming`, from `p` + kOffset bytes, if index < end. Otherwise `v` is undefined. It is not `.nc`,
-// because ptxas moves such a load past warp barriers, behind waits for other loads.
+// As `load_streaming`, from `p` + kOffset bytes, if index < end. Otherwise `v` is undefined. The load is not
+// `.nc`, because ptxas moves such loads past warp barriers, behind waits for other loads.
 template <int kOffset>
 GVR_DEVICE void load_streaming_before(int index, int end, uint4& v, const void* p) {
   asm volatile(

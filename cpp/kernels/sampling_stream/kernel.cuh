@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   const sampling::Filters<T> filters{team, unheld, about, sampling::key_of(listed.best), 0};
   // The items that are sent, and counted: those with keys above this, and so many of those that equal it.
   sampling::Prefix sent{0, 0};
-  uint32_t ties = 0;  // before this warp's
+  uint32_t ties = 0;  // items equal to that key in lists of earlier warps, and of this one so far
   if (!one && filters.has_top_k() && listed.count > kMaxCandidates && listed.count < kNotComplete) {
     sent = bound_listed_top_k<T>(team, list, about, listed);
     uint32_t above = 0, equal = 0;
