@@ -33,6 +33,7 @@ def empty_limits(logits: Tensor) -> Tensor:
 class Replacement(ABC, Generic[Call]):
     """Serves calls of one function in one process of an engine."""
 
+    arguments: ClassVar[Callable[..., Any]]  # a tuple of them by name, in their order
     reason: ClassVar[str]  # counted for calls that our op computes; the reasons of all others begin with it
     kind: ClassVar[str]  # what the log calls these calls, as in `Switch`
     own: ClassVar[str] = ""  # and the engine's own function
@@ -73,9 +74,10 @@ class Replacement(ABC, Generic[Call]):
         self._switch.announce(lambda: self.announcement(call))
         return results
 
-    @abstractmethod
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         """Sort the arguments of a call."""
+        call: Call = self.arguments(*args, **kwargs)
+        return call
 
     @abstractmethod
     def reason_against(self, call: Call) -> str:

@@ -56,6 +56,7 @@ class FusedCall(NamedTuple):
 class FusedTokens(Replacement[FusedCall]):
     """Draws tokens."""
 
+    arguments = FusedCall
     reason = kind = own = "sampler"
     outputs: ClassVar[tuple[str, ...]] = ("tokens",)
 
@@ -65,7 +66,7 @@ class FusedTokens(Replacement[FusedCall]):
         return _mode(os.environ.get(environment.ENABLE_TRTLLM), os.environ.get(environment.YAML)) is Mode.OFF
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FusedCall:
-        call = FusedCall(*args, **kwargs)
+        call = super().read(args, kwargs)
         rows = len(call.logits)
         return call._replace(  # parameters may be longer
             temperatures=call.temperatures[:rows],

@@ -7,7 +7,7 @@ scores are equal any may be in it. Ours is the contract's, in ascending order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -45,7 +45,7 @@ class CandidatesCall(NamedTuple):
 class CandidatesHook(Replacement[CandidatesCall]):
     """Chooses candidate blocks of one vLLM process with our op."""
 
-    reason = "candidates"
+    arguments, reason = CandidatesCall, "candidates"
     kind = "candidate block"
 
     def __init__(self, metrics: CallMetrics, mode: Mode, say: Say) -> None:
@@ -56,9 +56,6 @@ class CandidatesHook(Replacement[CandidatesCall]):
     def note_backend(self, builder: Any) -> None:
         """Note the setting of a metadata builder, which speaks for all of an indexer, as in prefill."""
         self._backend = backend_of(builder)
-
-    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CandidatesCall:
-        return CandidatesCall(*args, **kwargs)
 
     def reason_against(self, call: CandidatesCall) -> str:
         reason = self._switch.reason_against(self._backend)

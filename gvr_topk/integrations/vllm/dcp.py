@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -70,7 +70,7 @@ class _CommonSwitch(BackendSwitch):
 class DcpHook(Replacement[MergeCall]):
     """Merges what the ranks of one vLLM process have selected."""
 
-    reason = REASON
+    arguments, reason = MergeCall, REASON
     kind = own = "merge of ranks"
 
     def __init__(self, mode: Mode, metrics: CallMetrics, say: Say) -> None:
@@ -118,9 +118,6 @@ class DcpHook(Replacement[MergeCall]):
             return "microbatches run beside each other"
         longest = config.model_config.max_model_len
         return f"rows of {longest} tokens" if longest > MAX_WIDTH else ""
-
-    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> MergeCall:
-        return MergeCall(*args, **kwargs)
 
     def reason_against(self, call: MergeCall) -> str:
         """See `Replacement`. What it reads is the same on all ranks, so not the width of the scores."""

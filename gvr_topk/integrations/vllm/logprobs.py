@@ -8,7 +8,7 @@ over the vocabulary or two. `topk_logprobs` reads each row once, and is the same
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -42,11 +42,8 @@ class ScoresCall(NamedTuple):
 class LogprobsHook(Replacement[ScoresCall]):
     """Computes log-probabilities of one vLLM process with our op."""
 
-    reason = REASON
+    arguments, reason = ScoresCall, REASON
     kind = "log-probability"
-
-    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ScoresCall:
-        return ScoresCall(*args, **kwargs)
 
     def reason_against(self, call: ScoresCall) -> str:
         if call.logits_mode:
