@@ -48,7 +48,7 @@ class Point:
 
 
 SLICES, DCP, SAMPLER = environment.ENABLE_SLICES, environment.ENABLE_DCP, environment.ENABLE_SAMPLER
-DRAWN = ", and log-probabilities, and the sampler, and drafts"
+DRAWN = ", and log-probabilities, and the sampler, and drafts, and masks"
 BUILDER = f"{known.BUILDER_MODULE}:DeepseekV32IndexerMetadataBuilder"
 POINTS = [
     Point(
@@ -78,6 +78,10 @@ POINTS = [
     Point(
         (f"{known.VERIFY_DRAFTS.module}:RejectionSampler",), "_verify", "drafts stay",
         "RejectionSampler._verify", f"ok: wrapped, unless {SAMPLER}=0, and verifies", DRAWN, SAMPLER,
+    ),
+    Point(
+        (f"{known.MASKS.module}:SamplingMaskTensors",), "from_logits", "masks stay",
+        known.MASKS.name, f"ok: wrapped, unless {SAMPLER}=0, and takes", DRAWN, SAMPLER,
     ),
 ]  # fmt: skip
 

@@ -79,6 +79,8 @@ def sampler_batch(places: Sequence[int], start: int = 0, device: str = "cpu") ->
         positions=torch.arange(start, start + 2 * count, device=device),
         logits_indices=torch.arange(1, 2 * count, 2, device=device),
         seq_lens_cpu_upper_bound=torch.arange(count),
+        cu_num_logits=torch.arange(count + 1, dtype=torch.int32, device=device),
+        seq_lens=torch.full((count,), start + 2 * count, device=device),
     )
 
 

@@ -36,6 +36,7 @@ _VLLM = (
 )
 _VLLM_SAMPLER = (
     "test_integration_vllm_logprobs.py",
+    "test_integration_vllm_masks.py",
     _VLLM_POINTS,
     "test_integration_vllm_sampler.py",
     "test_integration_vllm_sampler_verify.py",
@@ -126,7 +127,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/integrations/sglang/sampler.py": ("test_sglang_sampler.py",),
     "gvr_topk/integrations/vllm/candidates.py": ("test_integration_vllm_candidates.py",),
     "gvr_topk/integrations/vllm/dcp.py": _VLLM_DCP,
-    "gvr_topk/integrations/vllm/drafts.py": ("test_integration_vllm_drafts.py",),
+    "gvr_topk/integrations/vllm/drafts.py": (
+        "test_integration_vllm_drafts.py",
+        "test_integration_vllm_masks.py",
+    ),
     "gvr_topk/integrations/vllm/logprobs.py": ("test_integration_vllm_logprobs.py",),
     "gvr_topk/integrations/vllm/plugin.py": (
         *("test_integration_vllm.py", _VLLM_SLICES, *_VLLM_SAMPLER),

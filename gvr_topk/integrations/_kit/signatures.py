@@ -220,7 +220,8 @@ class Checker:
             name = point.name.rpartition(".")[2]
             return Finding(point, "missing", f"wanted a {point.kind} {name}, got none")
         arguments = function.args
-        positional = [a.arg for a in arguments.posonlyargs + arguments.args]
+        # A class that is loaded does not show the first parameter of its class methods.
+        positional = [a.arg for a in arguments.posonlyargs + arguments.args if a.arg != "cls"]
         names = positional + [a.arg for a in arguments.kwonlyargs]
         required = positional[: len(positional) - len(arguments.defaults)]
         required += [

@@ -8,7 +8,7 @@ the same, and the tokens are those that the request gets without drafts.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from gvr_topk.integrations._kit.replacement import Replacement
 from gvr_topk.integrations._kit.verify import Differs
 from gvr_topk.integrations.vllm.sampler import (
     SampleCall,
-    limits_if_read,
+    outputs_if_read,
     parameters,
     processed_logits,
     reason_against,
@@ -48,29 +48,19 @@ class VerifyCall(NamedTuple):
 
     @property
     def draws(self) -> SampleCall:
-        """The rows as a call of the sampler; whether log-probabilities are wanted is not told."""
-        return SampleCall(
-            self.rejection_sampler.sampler,
-            self.logits,
-            self.expanded_idx_mapping,
-            self.idx_mapping,
-            self.idx_mapping_np,
-            self.pos,
-            self.draft_sampled,
-            self.expanded_local_pos,
-            self.seq_lens_upper_bound_np,
-            return_logprobs=True,
-        )
+        """The rows as a call of the sampler; one request of a step may have all of its calls scored."""
+        shared = {name: given for name, given in self._asdict().items() if name in SampleCall._fields}
+        sampler = self.rejection_sampler.sampler
+        scored = bool(np.any(sampler.sampling_states.num_logprobs >= 0))
+        return SampleCall(sampler, input_ids=self.draft_sampled, return_logprobs=scored, **shared)
 
 
 class DraftsHook(Replacement[VerifyCall]):
     """Verifies the drafts of one vLLM process with our op."""
 
+    arguments = VerifyCall
     reason = kind = "drafts"
     own = "rejection sampler"
-
-    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> VerifyCall:
-        return VerifyCall(*args, **kwargs)
 
     def reason_against(self, call: VerifyCall) -> str:
         reason = _reason_against_drafts(call) or reason_against(call.draws)
@@ -80,13 +70,13 @@ class DraftsHook(Replacement[VerifyCall]):
 
     def run(self, call: VerifyCall, original: Callable[[], Any]) -> tuple[Tensor, Tensor, Tensor]:
         draws = call.draws
-        limits = limits_if_read(draws)
+        outputs = outputs_if_read(draws)
         ours = verify(
             call.logits,
             call.verify_draft_sampled,
             call.rejection_sampler.num_speculative_steps,
             starts=call.cu_num_logits,
-            **parameters(draws, call.expanded_idx_mapping, call.pos, limits=limits),
+            **parameters(draws, call.expanded_idx_mapping, call.pos, **outputs),
         )
         temperature = draws.sampler.sampling_states.temperature.np
         if (
@@ -95,7 +85,7 @@ class DraftsHook(Replacement[VerifyCall]):
             and (temperature[call.idx_mapping_np] == 0).any()
         ):
             self.verifier.compare(self.reason, original, lambda theirs: _agree(call, ours, *theirs[1:]))
-        return processed_logits(draws, limits), ours.tokens, ours.lengths
+        return processed_logits(draws, outputs), ours.tokens, ours.lengths
 
     def announcement(self, call: VerifyCall) -> str:
         return "drafts of the V2 model runner: accepted where they equal the tokens drawn"

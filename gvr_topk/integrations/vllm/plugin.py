@@ -29,7 +29,7 @@ from gvr_topk.integrations.vllm.hook import LayerHook
 from gvr_topk.integrations.vllm.imports import unwatch, watch
 from gvr_topk.integrations.vllm.logprobs import LogprobsHook
 from gvr_topk.integrations.vllm.metrics import CallMetrics
-from gvr_topk.integrations.vllm.sampler import SamplerHook
+from gvr_topk.integrations.vllm.sampler import MasksHook, SamplerHook
 from gvr_topk.integrations.vllm.upstream import (
     ATTENTION_MODULE,
     BUILD,
@@ -39,6 +39,7 @@ from gvr_topk.integrations.vllm.upstream import (
     ENGINE,
     INDEXER,
     INDEXER_MODULE,
+    MASKS,
     MERGE,
     POINTS,
     PREFILL,
@@ -69,6 +70,7 @@ OPTIONAL: tuple[tuple[str, Callable[[], bool], tuple[PatchPoint, ...]], ...] = (
     ("log-probabilities", _asks_for_sampler, (TOPK_SCORES,)),
     ("the sampler", _asks_for_sampler, (SAMPLE,)),
     ("drafts", _asks_for_sampler, (VERIFY_DRAFTS,)),
+    ("masks", _asks_for_sampler, (MASKS,)),
 )
 """What else may be replaced: its name, whether it is asked for, and its points."""
 
@@ -110,6 +112,7 @@ class _Integration:
             self.asked_for[TOPK_SCORES] = LogprobsHook(*reports).wrap
             self.asked_for[SAMPLE] = SamplerHook(*reports).wrap
             self.asked_for[VERIFY_DRAFTS] = DraftsHook(*reports).wrap
+            self.asked_for[MASKS] = MasksHook(*reports).wrap
         try:
             self.metrics.open()
         except (ImportError, ValueError) as error:
@@ -145,6 +148,8 @@ class _Integration:
         # Without either function the layer is unknown, and the op runs without state.
         elif name == V1_RUNNER_MODULE and SAMPLE in self.asked_for:
             self.say("info", "sampler: the V1 model runner draws its tokens itself")
+        elif name == MASKS.module:
+            self._wrap_if_asked_for(module, MASKS, "masks stay")
         elif name in SAMPLER_MODULES:
             self._wrap_if_asked_for(module, TOPK_SCORES, "log-probabilities stay")
             if name == SAMPLE.module:

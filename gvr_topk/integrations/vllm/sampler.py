@@ -7,10 +7,11 @@ are those of vLLM's native sampler, but for near ties of the noise and tokens at
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from gvr_topk.integrations._kit.replacement import Replacement, empty_limits, readable
 from gvr_topk.integrations._kit.verify import Differs
-from gvr_topk.integrations.vllm.upstream import SAMPLE
+from gvr_topk.integrations.vllm.upstream import MASKS, SAMPLE
 from gvr_topk.sampling import apply_limits_, arithmetic, sample
 
 DEVICE = "cuda"
@@ -42,6 +43,9 @@ halves a range of probabilities 18 times, or until 1e-9 are left. Both are twice
 SPLIT_ROWS = 64
 """Most rows of a call for which vLLM has another kernel of top-p alone."""
 
+DRAWN = "gvr_topk_drawn"
+"""Attribute of the one tensor that vLLM gets for filtered logits: `kept`, `counts` and what filters it."""
+
 NEAR = 1e-5
 """By how much, and by what share of itself, one of two scores that tie may be larger."""
 
@@ -64,11 +68,8 @@ class SampleCall(NamedTuple):
 class SamplerHook(Replacement[SampleCall]):
     """Draws the tokens of one vLLM process with our op."""
 
-    reason = "sampler"
+    arguments, reason = SampleCall, "sampler"
     kind = own = "sampler"
-
-    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SampleCall:
-        return SampleCall(*args, **kwargs)
 
     def reason_against(self, call: SampleCall) -> str:
         reason = reason_against(call)
@@ -77,12 +78,12 @@ class SamplerHook(Replacement[SampleCall]):
         return reason
 
     def run(self, call: SampleCall, original: Callable[[], Any]) -> tuple[Tensor, Tensor]:
-        limits = limits_if_read(call)
-        tokens = _draw(call, call.logits, call.expanded_idx_mapping, call.pos, limits=limits)
+        outputs = outputs_if_read(call)
+        tokens = _draw(call, call.logits, call.expanded_idx_mapping, call.pos, **outputs)
         if self.verifier is not None and self.verifier.compares(self.reason, call.logits.device):
             with native_noise(call.sampler):
                 self.verifier.compare(self.reason, original, lambda theirs: _agree(call, tokens, theirs[0]))
-        return tokens, processed_logits(call, limits)
+        return tokens, processed_logits(call, outputs)
 
     def announcement(self, call: SampleCall) -> str:
         return "tokens of the V2 model runner: temperature, min-p, top-k, top-p and draw"
@@ -119,12 +120,8 @@ def parameters(call: SampleCall, slots: Tensor, positions: Tensor, **others: Any
     """Arguments of our draw; `others` are outputs, and parameters in place of the requests'."""
     states = call.sampler.sampling_states
     return {
-        "temperature": states.temperature.gpu,
-        "top_k": states.top_k.gpu,
-        "top_p": states.top_p.gpu,
-        "min_p": states.min_p.gpu,
+        **{name: getattr(states, name).gpu for name in ("temperature", "top_k", "top_p", "min_p", "seeds")},
         "slots": slots,
-        "seeds": states.seeds.gpu,
         "positions": positions,
         "order": "vllm",
         "noise": "murmur",
@@ -137,25 +134,86 @@ def _draw(call: SampleCall, logits: Tensor, slots: Tensor, positions: Tensor, **
     return sample(logits, **parameters(call, slots, positions, **others))
 
 
-def limits_if_read(call: SampleCall) -> Tensor | None:
-    """Allocate limits if vLLM makes masks or log-probabilities of scaled or filtered logits."""
-    sampler, modes = call.sampler, sys.modules[SAMPLE.module].PROCESSED_LOGPROBS_MODES
-    read = sampler.return_sampling_mask or (call.return_logprobs and sampler.logprobs_mode in modes)
-    filtered = read and np.count_nonzero(sampler.needs_logits_processing[call.idx_mapping_np])
-    return empty_limits(call.logits) if filtered else None
+def outputs_if_read(call: SampleCall) -> dict[str, Tensor]:
+    """Allocate limits if vLLM makes masks or log-probabilities of scaled or filtered logits.
+
+    For masks alone, of few tokens, also `kept` and `counts`; but of a greedy row vLLM's mask has more tokens.
+    """
+    sampler, requests = call.sampler, call.idx_mapping_np
+    modes = sys.modules[SAMPLE.module].PROCESSED_LOGPROBS_MODES
+    scored = call.return_logprobs and sampler.logprobs_mode in modes
+    read = sampler.return_sampling_mask or scored
+    if not (read and np.count_nonzero(sampler.needs_logits_processing[requests])):
+        return {}
+    states, limits, module = sampler.sampling_states, empty_limits(call.logits), sys.modules[MASKS.module]
+    top_k, greedy = int(states.top_k.np[requests].max()), not states.temperature.np[requests].all()
+    hooked = module.SamplingMaskTensors.from_logits is MasksHook.replaced
+    if scored or greedy or not hooked or top_k > module.MAX_COMPACT_SUPPORT:
+        return {"limits": limits}
+    rows = len(limits)
+    return {"limits": limits, "kept": limits.new_empty((rows, top_k)), "counts": limits.new_empty(rows)}
 
 
-def processed_logits(call: SampleCall, limits: Tensor | None) -> Tensor:
+def processed_logits(call: SampleCall, outputs: Mapping[str, Tensor]) -> Tensor:
     """Return what is kept of the logits over the temperature, else -inf, in fp32; greedy rows as they are.
 
-    Without limits, these are the logits of the call.
+    Without outputs, these are the logits of the call; with `kept`, too, in a tensor that `MasksHook` knows.
     """
-    if limits is None:
+    if not outputs:
         return call.logits
+    limits, *kept = outputs.values()
+    if kept:
+        logits = call.logits.detach()
+        setattr(logits, DRAWN, (*kept, functools.partial(processed_logits, call, {"limits": limits})))
+        return logits
     temperature = call.sampler.sampling_states.temperature.gpu[call.expanded_idx_mapping, None]
     limits.masked_fill_(temperature == 0, 0)  # which keeps everything
     logits = apply_limits_(call.logits.to(torch.float32, copy=True), limits)
     return logits.div_(torch.where(temperature == 0, 1, temperature))
+
+
+class MaskCall(NamedTuple):
+    """Arguments of ``SamplingMaskTensors.from_logits``, in its order."""
+
+    logits: Tensor
+    cu_num_logits: Tensor
+    num_sampled_tokens: Tensor
+    max_num_kept: int
+    rows_per_request: int = 1
+
+
+class MasksHook(Replacement[MaskCall]):
+    """Makes masks of what a draw kept, where it is beside the logits; vLLM makes them of filtered logits."""
+
+    arguments, reason = MaskCall, "masks"
+    kind = own = "mask"
+    replaced: ClassVar[Any] = None
+
+    def wrap(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def of_filtered(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
+            *_, filtered = getattr(logits, DRAWN, (lambda: logits,))
+            return original(filtered(), *args, **kwargs)
+
+        MasksHook.replaced = super().wrap(of_filtered)
+        return staticmethod(MasksHook.replaced)
+
+    def reason_against(self, call: MaskCall) -> str:
+        kept, *_ = getattr(call.logits, DRAWN, (None,))
+        return "of filtered logits" if kept is None or kept.shape[1] != call.max_num_kept else ""
+
+    def run(self, call: MaskCall, original: Callable[[], Any]) -> Any:
+        (kept, counts, _), width = getattr(call.logits, DRAWN), call.logits.shape[1]
+        slots = torch.arange(call.rows_per_request, device=kept.device)
+        rows = (call.cu_num_logits[:-1, None] + slots).clamp(max=len(kept) - 1)
+        counts = counts[rows].masked_fill(slots >= call.num_sampled_tokens[:, None], 0).flatten()
+        # vLLM reads the bits of rows with more tokens than columns, of which there is none.
+        bits = counts.new_empty((len(counts), (width + 7) // 8), dtype=torch.uint8)
+        masks = sys.modules[MASKS.module].SamplingMaskTensors
+        return masks(kept[rows].flatten(0, 1), bits, counts, width, call.rows_per_request)
+
+    def announcement(self, call: MaskCall) -> str:
+        return "masks of kept tokens, from the call that draws"
 
 
 @contextmanager

@@ -143,6 +143,13 @@ VERIFY_DRAFTS = PatchPoint(
     ),
     f"{_UNLESS_OFF} and verifies with our op; the original stays as the fallback",
 )
+MASKS = PatchPoint(
+    "SamplingMaskTensors.from_logits",
+    "method",
+    "vllm.v1.worker.gpu.sample.output",
+    ("logits", "cu_num_logits", "num_sampled_tokens", "max_num_kept", "rows_per_request"),
+    f"{_UNLESS_OFF} and takes what the draw kept; the original stays as the fallback",
+)
 BUILDER_OBJECT = PatchPoint(
     "DeepseekV32IndexerMetadataBuilder()",
     "instance",
@@ -167,8 +174,11 @@ COMMON_OBJECT = PatchPoint(
 
 POINTS = (TOP_K, PREFILL, BUILD, INDEXER, BUILDER_OBJECT, METADATA_OBJECT, COMMON_OBJECT)
 """All points that must be there, in the order in which they are reported. Without `CANDIDATES`,
-`MERGE`, `TOPK_SCORES`, `SAMPLE`, `VERIFY_DRAFTS`, or `SPLIT` and `SCORES`, only candidate blocks, the merge
-of ranks, log-probabilities, draws, drafts or chunks stay vLLM's own."""
+`MERGE`, `TOPK_SCORES`, `SAMPLE`, `VERIFY_DRAFTS`, `MASKS`, or `SPLIT` and `SCORES`, only candidate blocks,
+the merge of ranks, log-probabilities, draws, drafts, masks or chunks stay vLLM's own."""
 
-WATCHED = (TOP_K_MODULE, INDEXER_MODULE, BUILDER_MODULE, ATTENTION_MODULE, *SAMPLER_MODULES, V1_RUNNER_MODULE)
+WATCHED = (
+    *(TOP_K_MODULE, INDEXER_MODULE, BUILDER_MODULE, ATTENTION_MODULE, *SAMPLER_MODULES),
+    *(MASKS.module, V1_RUNNER_MODULE),
+)
 """Modules that are patched, or noticed, after their import."""

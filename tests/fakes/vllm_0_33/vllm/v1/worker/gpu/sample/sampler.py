@@ -8,13 +8,13 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p, flashinfer_sample
 from vllm.v1.worker.gpu.buffer_utils import UvaBackedTensor
-from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.input_batch import InputBatch, get_num_sampled_and_rejected
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext, LogitsProcessor
 from vllm.v1.worker.gpu.sample.logprob import LogprobTokenIdsState, compute_topk_scores
-from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.output import SamplerOutput, SamplingMaskTensors
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.states import SamplingStates
 from vllm.v1.worker.gpu.sample.thinking_budget import ThinkingBudgetState
@@ -80,8 +80,20 @@ class Sampler:
         if num_logprobs >= 0:
             processed = self.logprobs_mode in PROCESSED_LOGPROBS_MODES
             scores = self.score(processed_logits if processed else logits, num_logprobs, sampled)
-        mask = processed_logits.isfinite() if self.return_sampling_mask else None
-        return SamplerOutput(sampled.view(-1, 1), scores, mask)
+        num_sampled, num_rejected = get_num_sampled_and_rejected(
+            input_batch.seq_lens.new_ones(len(requests)),
+            input_batch.seq_lens,
+            input_batch.cu_num_logits,
+            input_batch.idx_mapping,
+            self.prefill_len.gpu,
+        )
+        masks = None
+        if self.return_sampling_mask:
+            max_num_kept = int(np.max(self.sampling_states.top_k.np[requests]))
+            masks = SamplingMaskTensors.from_logits(
+                processed_logits, input_batch.cu_num_logits, num_sampled, max_num_kept
+            )
+        return SamplerOutput(sampled.view(-1, 1), scores, masks, num_sampled, num_rejected)
 
     def score(self, logits: torch.Tensor, num_logprobs: int, sampled: torch.Tensor) -> LogprobsTensors:
         """The part of a step that computes log-probabilities; in vLLM it is no method."""

@@ -7,7 +7,7 @@ from vllm.config.model import PROCESSED_LOGPROBS_MODES
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.input_batch import InputBatch, get_num_sampled_and_rejected
 from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
-from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.output import SamplerOutput, SamplingMaskTensors
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils import rejection_sample
 
@@ -141,10 +141,16 @@ class RejectionSampler:
                 scores = self._get_logprobs_tensors(
                     sampled, num_sampled, used, starts, starts_np, num_logprobs
                 )
-            mask = processed.isfinite() if self.sampler.return_sampling_mask else None
-            parts.append((sampled, num_sampled, scores, mask))
+            masks = None
+            if self.sampler.return_sampling_mask:
+                max_num_kept = int(np.max(self.sampler.sampling_states.top_k.np[requests_np]))
+                masks = SamplingMaskTensors.from_logits(
+                    processed, starts, num_sampled, max_num_kept, self.num_speculative_steps + 1
+                )
+            parts.append((sampled, num_sampled, scores, masks))
         sampled, num_sampled = (torch.cat([part[at] for part in parts]) for at in (0, 1))
         num_sampled, num_rejected = get_num_sampled_and_rejected(
             num_sampled, input_batch.seq_lens, input_batch.cu_num_logits, input_batch.idx_mapping, prefill_len
         )
-        return SamplerOutput(sampled, *parts[0][2:], num_sampled, num_rejected)
+        masks = SamplingMaskTensors.cat([part[3] for part in parts]) if parts[0][3] else None
+        return SamplerOutput(sampled, parts[0][2], masks, num_sampled, num_rejected)
