@@ -101,6 +101,7 @@ class Specification:
     row_shards: bool = False  # each GPU scores its share of the rows of prompts, however few they are
     dcp: bool = False  # the GPUs share the keys of requests
     sampled: bool = False  # repeated prompts are answered with a seed, by our sampler where the mode is ours
+    masks: bool = False  # where the sampler is looked at, vLLM returns masks of kept tokens
 
     @property
     def in_workers(self) -> bool:
@@ -117,6 +118,7 @@ class Specification:
         products = "" if self.split_k else "_no_split_k"
         shapes = "" if self.shapes == V32 else f"_{self.shapes}"
         shapes += "_sampled" if self.sampled else ""
+        shapes += "_masks" if self.masks else ""
         shapes += f"_slices{self.logits_mb}" if self.slices else ""
         return f"{self.mode}_{self.graphs}_drafts{self.drafts}{part}{shapes}{ranks}{products}"
 
@@ -188,6 +190,8 @@ def engine_arguments(spec: Specification) -> dict[str, Any]:
         arguments |= {"skip_tokenizer_init": False, "tokenizer_mode": "hf"}
         arguments["structured_outputs_config"] = {"backend": "xgrammar"}
         arguments["kv_cache_memory_bytes"] = SAMPLER_CACHE
+        if spec.masks:
+            arguments |= {"return_sampling_mask": True, "logprobs_mode": "processed_logprobs"}
     if spec.part == INVARIANCE:
         arguments["max_model_len"] = INVARIANCE_LENGTH + 1024
         arguments["enable_prefix_caching"] = False  # every prompt is computed anew, whatever was before it
@@ -392,9 +396,9 @@ class Trial:
             self._attempt("invariance", self._vary_batches)
         elif self.spec.part == SAMPLER:
             for batch, kind in itertools.product(self.spec.batches, vllm_sampler.KINDS):
-                if vllm_sampler.shows(kind, batch, compares=self.spec.mode == COMPARE):
+                if vllm_sampler.shows(kind, batch, self.spec.mode == COMPARE, self.spec.masks):
                     self._attempt(f"{batch} x {kind}", functools.partial(self._sample, batch, kind))
-            if self.spec.mode == OURS:
+            if self.spec.mode == OURS and not self.spec.masks:
                 self._attempt("streams", self._stream)
         else:
             cases = itertools.product(self.spec.lengths, self.spec.batches)

@@ -28,6 +28,7 @@ from gvr_topk.sampling.reference import Kept, Row, Setting, draw, keep
 
 GREEDY, LIKE_CHAT, MIXED = "greedy", "k = 50, p = 0.9", "mixed"
 LOGPROBS, GRAMMAR, FEW = "mixed, 20 log-probabilities", "mixed, a grammar", "few tokens"
+MASKED = (f"{LIKE_CHAT}, masks", "mixed, masks", "few tokens, masks")
 KINDS: dict[str, list[dict[str, Any]]] = {
     GREEDY: [{"temperature": 0.0}],
     LIKE_CHAT: [{"temperature": 0.7, "top_k": 50, "top_p": 0.9}],
@@ -49,6 +50,9 @@ KINDS[LOGPROBS] = [setting | {"logprobs": 20} for setting in KINDS[MIXED]]
 KINDS[GRAMMAR] = [setting | {"regex": "[a-m]+"} for setting in KINDS[MIXED]]
 # Of which drafts of n-grams are often right, because a grammar leaves three tokens.
 KINDS[FEW] = [{"temperature": warmth, "regex": "(aaaa|aaab|aaba)+"} for warmth in (0.5, 1.0, 2.0)]
+# vLLM demands a top-k where masks of kept tokens are returned, and refuses greedy requests.
+for _kind, _masked in zip((LIKE_CHAT, MIXED, FEW), MASKED, strict=True):
+    KINDS[_masked] = [{"top_k": 1000} | setting for setting in KINDS[_kind] if setting["temperature"] > 0]
 
 
 def settings_of(kind: str, batch: int, number: int, drafts: bool) -> list[dict[str, Any]]:
@@ -64,11 +68,13 @@ def settings_of(kind: str, batch: int, number: int, drafts: bool) -> list[dict[s
     ]
 
 
-def shows(kind: str, batch: int, compares: bool) -> bool:
+def shows(kind: str, batch: int, compares: bool, masks: bool) -> bool:
     """Whether a kind of batch is run: mixed ones are compared, and timed where one batch has all settings."""
+    if masks != (kind in MASKED):
+        return False
     if compares:
         return len(KINDS[kind]) > 1
-    return batch >= len(KINDS[kind]) and kind not in (GRAMMAR, FEW)
+    return batch >= len(KINDS[kind]) and "regex" not in KINDS[kind][0]
 
 
 TIED, TIE, CUTOFF, LAST = "near tie", "tie at the border", "cutoff", "last candidate"
@@ -81,7 +87,10 @@ NO_TOP_K = 1 << 15
 MARGIN = 5e-3
 """By what share of itself the top-p or min-p that vLLM's search amounts to may be another."""
 
-WRONG = (WRONG_TOKEN, UNEXPLAINED, "logprob_rows_that_differ", "drafts_greedy_requests_that_differ")
+WRONG = (
+    *(WRONG_TOKEN, UNEXPLAINED),
+    *("logprob_rows_that_differ", "mask_rows_that_differ", "drafts_greedy_requests_that_differ"),
+)
 """Counts of a comparison that should be 0."""
 
 LOGPROB_TOLERANCE = 1e-4
@@ -100,6 +109,15 @@ def _classes() -> tuple[Any, Any]:
     return sampler, rejection.RejectionSampler
 
 
+def _wrap_masks(patches: Transaction, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Wrap ``SamplingMaskTensors.from_logits`` where it is called, not in its class, where ours has to be."""
+    module, rejection = _classes()
+    masks = module.SamplingMaskTensors
+    around = type(masks.__name__, (masks,), {"from_logits": staticmethod(wrap(masks.from_logits))})
+    for each in (module, sys.modules[rejection.__module__]):
+        patches.set_attribute(each, masks.__name__, around)
+
+
 class Comparison:
     """Draws every call a second time with vLLM's native sampler, from the same logits.
 
@@ -115,6 +133,7 @@ class Comparison:
         self.counts: Counter[str] = Counter()
         self.differences: list[dict[str, Any]] = []
         self.largest_logprob_difference = 0.0
+        self._filtered: tuple[dict[str, Any], Tensor]  # the last call, and its logits by vLLM
 
     def observe(self, patches: Transaction) -> None:
         """Put the comparison around all that draws in this process."""
@@ -123,6 +142,7 @@ class Comparison:
         patches.set_attribute(rejection, "_verify", verify)
         patches.wrap(module, "Sampler.sample", self.wrap_sample)
         patches.wrap(module, "compute_topk_scores", self.wrap_scores)
+        _wrap_masks(patches, self.wrap_masks)
 
     def reset(self) -> None:
         """Forget what was counted, such as vLLM's warm-up."""
@@ -145,7 +165,8 @@ class Comparison:
             sampler = given["self"]
             results = sample(*args, **named)
             with native_noise(sampler):
-                theirs, _ = original(*args, **named)
+                theirs, filtered = original(*args, **named)
+            self._filtered = given, filtered
             rows = torch.arange(len(theirs), device=theirs.device)
             self._see(sampler.sampling_states, given, rows, results[0], theirs)
             return results
@@ -154,23 +175,23 @@ class Comparison:
 
     def _see(self, states: Any, given: dict[str, Any], rows: Tensor, ours: Tensor, theirs: Tensor) -> None:
         """Count tokens of some rows of a call, and judge those that differ."""
-        logits, slots, positions = (given[name] for name in ("logits", "expanded_idx_mapping", "pos"))
         self.counts["calls"] += 1
         self.counts["rows"] += len(rows)
         for at in (ours != theirs).nonzero().flatten().tolist():
             row = int(rows[at])
-            slot, position = int(slots[row]), int(positions[row])
-            filters = {name: getattr(states, name).np[slot].item() for name in FILTERS}
-            judged = judge(
-                logits[row].float().cpu().numpy(),
-                filters,
-                states.seeds.np[slot].item(),
-                position,
-                int(ours[at]),
-                int(theirs[at]),
-            )
+            values, filters, slot = self._row(states, given, row)
+            position = int(given["pos"][row])
+            seed = states.seeds.np[slot].item()
+            judged = judge(values, filters, seed, position, int(ours[at]), int(theirs[at]))
             self.counts[judged["why"]] += 1
-            self.differences.append({"batch": len(logits), "position": position} | filters | judged)
+            self.differences.append({"batch": len(given["logits"]), "position": position} | filters | judged)
+
+    @staticmethod
+    def _row(states: Any, given: dict[str, Any], row: int) -> tuple[Any, dict[str, Any], int]:
+        """Logits, filters and slot of one row of a call."""
+        slot = int(given["expanded_idx_mapping"][row])
+        filters = {name: getattr(states, name).np[slot].item() for name in FILTERS}
+        return given["logits"][row].float().cpu().numpy(), filters, slot
 
     def wrap_scores(self, scores: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``compute_topk_scores``, which is ours by now; of equal logits either may be named."""
@@ -191,6 +212,31 @@ class Comparison:
 
         return observed
 
+    def wrap_masks(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``SamplingMaskTensors.from_logits``, ours by now; vLLM's gets what its own filters leave."""
+        original = inspect.unwrap(make)
+
+        def observed(logits: Tensor, starts: Tensor, *args: Any, **named: Any) -> Any:
+            given, filtered = self._filtered
+            both = make(logits, starts, *args, **named), original(filtered, starts, *args, **named)
+            columns = torch.arange(both[0].token_ids.shape[1], device=starts.device)
+            ours, theirs = (torch.where(columns < each.counts[:, None], each.token_ids, -1) for each in both)
+            self.counts["mask_rows"] += int((both[1].counts > 0).sum())
+            differ = (both[0].counts != both[1].counts) | (ours != theirs).any(1)
+            states = getattr(given["self"], "sampler", given["self"]).sampling_states
+            for at in differ.nonzero().flatten().tolist():
+                request, behind = divmod(at, both[0].rows_per_request)
+                values, filters, _ = self._row(states, given, int(starts[request]) + behind)
+                sets = [set(each[at].tolist()) - {-1} for each in (ours, theirs)]
+                explained = masks_agree(values, filters, *sets)
+                self.counts["mask_rows_at_borders" if explained else "mask_rows_that_differ"] += 1
+                if not explained:
+                    only = {"ours": sorted(sets[0] - sets[1]), "theirs": sorted(sets[1] - sets[0])}
+                    self.differences.append({"batch": len(logits), "why": UNEXPLAINED} | filters | only)
+            return both[0]
+
+        return observed
+
     def wrap_verify(self, verify: Callable[..., Any], sample: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``RejectionSampler._verify``, which is ours by now, as is `sample`.
 
@@ -205,6 +251,7 @@ class Comparison:
         def observed(*args: Any, **named: Any) -> Any:
             given = signature.bind(*args, **named).arguments
             ours, theirs = verify(*args, **named), original(*args, **named)
+            self._filtered = given, theirs[0]
             slots = torch.from_numpy(np.asarray(given["idx_mapping_np"])).to(ours[1].device)
             starts, drafts = given["cu_num_logits"].long(), given["verify_draft_sampled"]
             greedy = given["self"].sampler.sampling_states.temperature.gpu[slots] == 0
@@ -251,14 +298,7 @@ def judge(
     ahead of all of its equals and behind them, of what top-p asks for, or its mass, of what min-p asks for.
     `reason` makes ``why`` of them.
     """
-    row = Row(values)
-    setting = Setting(
-        np.float32(filters["temperature"]),
-        filters["top_k"],
-        np.float32(filters["top_p"]),
-        np.float32(filters["min_p"]),
-    )
-    kept = keep(row, setting)
+    row, setting, kept = _exact(values, filters)
     told: dict[str, Any] = {"kept": len(kept.ids)}
     if int(draw(kept, row, Noise.MURMUR, seed, position)[0]) != ours:
         return told | {"why": WRONG_TOKEN, "ours": ours, "theirs": theirs, "seed": seed}
@@ -277,6 +317,33 @@ def judge(
     shares, equals = at_borders(kept, row, setting, at_border)
     told |= {"shares": shares, "equals": equals}
     return told | {"why": reason(told | filters)}
+
+
+def masks_agree(
+    values: np.ndarray[Any, Any], filters: dict[str, Any], ours: set[int], theirs: set[int]
+) -> bool:
+    """Whether ours is the exact set, and there is a `reason` for each token that only one of two sets has."""
+    row, setting, kept = _exact(values, filters)
+    if ours != set(kept.ids.tolist()):
+        return False
+    told = filters | {"shares": (), "equals": 0}
+    for token in ours ^ theirs:
+        told["shares"], told["equals"] = at_borders(kept, row, setting, token)
+        if reason(told | ({"gap": 1.0} if token in ours else {})) == UNEXPLAINED:
+            return False
+    return True
+
+
+def _exact(values: np.ndarray[Any, Any], filters: dict[str, Any]) -> tuple[Row, Setting, Kept]:
+    """What the exact arithmetic keeps of a row."""
+    row = Row(values)
+    setting = Setting(
+        np.float32(filters["temperature"]),
+        filters["top_k"],
+        np.float32(filters["top_p"]),
+        np.float32(filters["min_p"]),
+    )
+    return row, setting, keep(row, setting)
 
 
 def reason(told: dict[str, Any]) -> str:
@@ -347,6 +414,7 @@ class Times:
             patches.set_attribute(cls, "__call__", self.wrap(cls.__call__))
             for owner, name in ((cls, method), (sys.modules[cls.__module__], "compute_topk_scores")):
                 patches.set_attribute(owner, name, self.choose(getattr(owner, name)))
+        _wrap_masks(patches, self.choose)
 
     def choose(self, replaced: Callable[..., Any]) -> Callable[..., Any]:
         """Return a call of ours, or of the function of vLLM's that it is in place of."""

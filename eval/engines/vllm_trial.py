@@ -12,7 +12,8 @@ Parts: ``cases`` are batches by lengths, with a churn at the end; ``invariance``
 and in batches of 2, 8 and 32, with chunks of two sizes, stock and ours, and counts different answers, which
 ``--sampled`` draws with a seed. ``sampler`` draws from 128,256 logits with our sampler: ``compare`` draws
 every call a second time with vLLM's own and judges every row whose tokens differ, and ``ours`` times what
-samples, vLLM's and ours in turns. Its drafts are n-grams.
+samples, vLLM's and ours in turns. Its drafts are n-grams. With ``--masks`` vLLM returns masks of kept tokens,
+which are compared and timed, too.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ V4_MODULES = {"tilelang": "tilelang", "cutlass": "nvidia-cutlass-dsl", "quack": 
 """Modules that vLLM's DeepSeek-V4 cannot do without on this kind of GPU, and the packages that have them."""
 
 _SIZES = ("batches", "lengths", "steps", "max_model_len")
-_SWITCHES = ("split_k", "sampled", "slices", "row_shards", "dcp")
+_SWITCHES = ("split_k", "sampled", "masks", "slices", "row_shards", "dcp")
 SHARED = (*_SIZES, "memory", "prefill_rows", "tensor_parallel", "logits_mb", *_SWITCHES)
 """Options that every engine gets as they are."""
 
-WARM_UP = "sampler with penalties or other processors of logits"
-"""Reason for which vLLM itself samples a batch of its warm-up; no request of a trial is sampled so."""
+WARM_UP = {"sampler with penalties or other processors of logits", "masks of filtered logits"}
+"""Reasons for which vLLM itself samples its warm-up; no request of a trial is sampled so."""
 
 MANY_ROWS = "dcp of many rows"
 """Reason for which vLLM itself merges what ranks have selected for a chunk of prompts."""
@@ -185,15 +186,13 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
             return f"{spec.name}: ours ran all the same"
     else:
         served = {call["reason"] for call in result["calls"] if call["path"] == "gvr_topk"}
-        originals = {call["reason"] for call in result["calls"] if call["path"] != "gvr_topk"} - {
-            WARM_UP,
-            MANY_ROWS,
-        }
+        originals = {call["reason"] for call in result["calls"] if call["path"] != "gvr_topk"}
+        originals -= {*WARM_UP, MANY_ROWS}
         if not active:
             return f"{spec.name}: its log does not say that ours was on"
         if originals:
             return f"{spec.name}: vLLM itself served calls: {', '.join(sorted(originals))}"
-        wanted = {"sampler", "drafts"} if spec.drafts else {"sampler"}
+        wanted = {"sampler"} | ({"drafts"} if spec.drafts else set()) | ({"masks"} if spec.masks else set())
         if spec.part != SAMPLER:
             wanted = {"prefill"} | ({"prefill slices"} if spec.slices else set())
             wanted |= {"dcp"} if spec.dcp else set()
@@ -285,6 +284,7 @@ def main(
     logits_mb: Annotated[int, typer.Option(help="MiB of scores of prompts that vLLM may have.")] = 512,
     slices: Annotated[bool, typer.Option("--slices", help="Score long prompts in slices.")] = False,
     sampled: Annotated[bool, typer.Option(help="Draw the answers to repeated prompts with a seed.")] = False,
+    masks: Annotated[bool, typer.Option("--masks", help="The sampler returns masks of kept tokens.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Time kernels of stock and ours.")] = False,
     max_model_len: Annotated[int, typer.Option(help="Longest row; its buffer's width.")] = 131072,
     memory: Annotated[float, typer.Option(help="Share of the GPU's memory.")] = 0.6,

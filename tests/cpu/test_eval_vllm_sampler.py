@@ -17,11 +17,12 @@ from vllm_lines import break_sampler, calls, lines_of_draws
 from eval.engines import vllm_sampler as trial
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations._kit.transaction import Transaction
-from gvr_topk.integrations.vllm import drafts
+from gvr_topk.integrations.vllm import drafts, sampler
 from gvr_topk.integrations.vllm.upstream import VERIFY_DRAFTS
 from gvr_topk.sampling import arithmetic
 
 KINDS = len(trial.KINDS[trial.MIXED])
+MASKS = {"return_sampling_mask": True, "logprobs_mode": "processed_logprobs"}
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
@@ -35,11 +36,11 @@ def patches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Transaction]:
         made.rollback()
 
 
-def steps(count: int = 20) -> None:
+def steps(count: int = 20, kind: str = trial.MIXED, **given: Any) -> None:
     """Draw for requests of all kinds."""
-    one = sampler_with(trial.KINDS[trial.MIXED])
+    one, requests = sampler_with(trial.KINDS[kind], **given), len(trial.KINDS[kind])
     for step in range(count):
-        one(logits_of(KINDS, step), sampler_batch(range(KINDS), step))
+        one(logits_of(requests, step), sampler_batch(range(requests), step))
 
 
 def test_tokens_are_compared(patches: Transaction) -> None:
@@ -81,6 +82,29 @@ def test_tokens_behind_drafts_are_those_without(
     assert told["drafts_greedy_requests"] == 2 and told["drafts_first_drafts"] == 1
     counts = told["ours is wrong"], told["drafts_greedy_requests_that_differ"], len(told["differences"])
     assert counts == (wrong, wrong, wrong)
+
+
+@pytest.mark.parametrize("drafts", [0, 1])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_masks_are_compared(
+    patches: Transaction, monkeypatch: pytest.MonkeyPatch, drafts: int, wrong: bool
+) -> None:
+    """With what vLLM's own filters leave of the same rows."""
+    comparison, masked = trial.Comparison(), trial.KINDS[trial.MASKED[1]]
+    comparison.observe(patches)
+    if wrong:
+        own = sampler.MasksHook.run
+        changed = lambda *given: (found := own(*given)).token_ids[0, 0].add_(1) and found  # noqa: E731
+        monkeypatch.setattr(sampler.MasksHook, "run", changed)
+    module = importlib.import_module(VERIFY_DRAFTS.module)
+    one, count = sampler_with(masked, **MASKS), len(masked)
+    two = module.RejectionSampler(one, 1) if drafts else one
+    for step in range(6):
+        inputs = draft_batch(range(count), [step] * count, [[0] * drafts] * count)
+        two(logits_of(count * (1 + drafts), step), inputs)
+    told = comparison.as_dict()
+    assert told["mask_rows"] >= 6 * count and told["mask_rows_that_differ"] == 6 * wrong
+    assert calls()["gvr_topk", "masks"] == 6
 
 
 def seed_of(wanted: Callable[[Any], Any]) -> tuple[int, Any]:
@@ -139,7 +163,11 @@ def test_times(patches: Transaction) -> None:
     assert calls() == {("gvr_topk", "sampler"): 9}
     times.ours = False
     steps(9)
+    steps(1, trial.MASKED[1], **MASKS)
     assert times.take()["calls"] == 9 and calls() == {("gvr_topk", "sampler"): 9}
+    times.ours = True
+    steps(1, trial.MASKED[0], **MASKS)
+    assert calls() == {("gvr_topk", "sampler"): 10, ("gvr_topk", "masks"): 1}
 
 
 def test_what_tokens_were_drawn_from(patches: Transaction) -> None:

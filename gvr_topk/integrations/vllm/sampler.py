@@ -44,7 +44,7 @@ SPLIT_ROWS = 64
 """Most rows of a call for which vLLM has another kernel of top-p alone."""
 
 DRAWN = "gvr_topk_drawn"
-"""Attribute of the one tensor that vLLM gets for filtered logits: `kept`, `counts` and what filters it."""
+"""Attribute of logits that vLLM gets in place of filtered ones: `kept`, `counts`, and what filters them."""
 
 NEAR = 1e-5
 """By how much, and by what share of itself, one of two scores that tie may be larger."""
@@ -137,27 +137,28 @@ def _draw(call: SampleCall, logits: Tensor, slots: Tensor, positions: Tensor, **
 def outputs_if_read(call: SampleCall) -> dict[str, Tensor]:
     """Allocate limits if vLLM makes masks or log-probabilities of scaled or filtered logits.
 
-    For masks alone, of few tokens, also `kept` and `counts`; but of a greedy row vLLM's mask has more tokens.
+    Where these are masks of few tokens alone, also allocate `kept` and `counts`. vLLM's mask of a greedy row
+    has more than its token.
     """
-    sampler, requests = call.sampler, call.idx_mapping_np
+    sampler, requests, masks = call.sampler, call.idx_mapping_np, sys.modules[MASKS.module]
     modes = sys.modules[SAMPLE.module].PROCESSED_LOGPROBS_MODES
     scored = call.return_logprobs and sampler.logprobs_mode in modes
     read = sampler.return_sampling_mask or scored
     if not (read and np.count_nonzero(sampler.needs_logits_processing[requests])):
         return {}
-    states, limits, module = sampler.sampling_states, empty_limits(call.logits), sys.modules[MASKS.module]
-    top_k, greedy = int(states.top_k.np[requests].max()), not states.temperature.np[requests].all()
-    hooked = module.SamplingMaskTensors.from_logits is MasksHook.replaced
-    if scored or greedy or not hooked or top_k > module.MAX_COMPACT_SUPPORT:
+    states, limits = sampler.sampling_states, empty_limits(call.logits)
+    width, greedy = int(states.top_k.np[requests].max()), not states.temperature.np[requests].all()
+    hooked = masks.SamplingMaskTensors.from_logits is MasksHook.replaced
+    if scored or greedy or not hooked or width > masks.MAX_COMPACT_SUPPORT:
         return {"limits": limits}
-    rows = len(limits)
-    return {"limits": limits, "kept": limits.new_empty((rows, top_k)), "counts": limits.new_empty(rows)}
+    kept, counts = limits.new_empty((len(limits), width)), limits.new_empty(len(limits))
+    return {"limits": limits, "kept": kept, "counts": counts}
 
 
 def processed_logits(call: SampleCall, outputs: Mapping[str, Tensor]) -> Tensor:
     """Return what is kept of the logits over the temperature, else -inf, in fp32; greedy rows as they are.
 
-    Without outputs, these are the logits of the call; with `kept`, too, in a tensor that `MasksHook` knows.
+    Without outputs, return the logits of the call; with `kept` a view of them, from which `MasksHook` has it.
     """
     if not outputs:
         return call.logits
