@@ -292,9 +292,6 @@ class RequestSlots:
         if request_id is None:  # in `set_rows` it marks rows of no request
             raise checks.fail("request_id", "the id of a request", None)
         _check_ids(checks, "request_id", (request_id,))
-        return self._slot_for(request_id)
-
-    def _slot_for(self, request_id: Hashable) -> int:
         slot = self._slots.get(request_id)
         if slot is None:
             slot = self._take(request_id)

@@ -31,6 +31,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,7 +134,7 @@ class CellRun:
 
     def describe(self) -> dict[str, Any]:
         """The cell's entry in the JSON."""
-        described = {**self.cell.as_json(), "launches": len(self.chain.timed), "fresh": self.chain.fresh}
+        described = {**asdict(self.cell), "launches": len(self.chain.timed), "fresh": self.chain.fresh}
         if self.cell.group == "prefill":
             return described | memory_traffic(self.chain, self.bytes_per_second)
         return described | {"hit_ratio": round(self.hit_ratio(), 4)}

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +99,6 @@ class Cell:
         shifted = f" shift{self.shift}" if self.shift else ""
         buffer = f" in{self.width}" if self.width else ""
         return f"n{self.n} b{self.batch} k{self.k} {self.dtype} {kind}{shifted}{buffer}"
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

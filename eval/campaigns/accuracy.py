@@ -150,13 +150,6 @@ def _advice(repetitions: int) -> str:
     return f"open; the next look is at {look} runs of each variant."
 
 
-def exit_status(verdicts: Sequence[str], complete: bool) -> int:
-    """0 every task within, 1 a regression, 3 inconclusive or something is missing."""
-    if "regression" in verdicts:
-        return REGRESSION
-    return 0 if complete and set(verdicts) == {"within"} else UNDECIDED
-
-
 def _by_task(values: Sequence[str], option: str) -> dict[str, str]:
     pairs = [value.partition("=") for value in values]
     for task, separator, _ in pairs:
@@ -228,6 +221,8 @@ def main(
     compared = outcome.compare(cases, "score", family, margins=list(margins.values()), resolution=RESOLUTION)
     typer.echo(report(compared))
     outcome.report(out, family, compared)
-    verdicts = [item.decision.verdict for item in compared]
-    status = exit_status(verdicts, complete=len(outcome.records) == len(planned))
-    raise typer.Exit(TOOL_FAULT if outcome.faulty and status != REGRESSION else status)
+    verdicts = {item.decision.verdict for item in compared}
+    if "regression" in verdicts:
+        raise typer.Exit(REGRESSION)
+    within = verdicts == {"within"} and len(outcome.records) == len(planned)
+    raise typer.Exit(TOOL_FAULT if outcome.faulty else 0 if within else UNDECIDED)

@@ -29,7 +29,7 @@ def describe_machine(commit: str = "", device: str = "cuda") -> dict[str, Any]:
     """
     described: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": sources_commit(commit),
+        "commit": commit or output_of("git", "-C", str(ROOT), "describe", "--always", "--dirty") or "unknown",
         "gvr_topk": gvr_topk.__version__,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -46,11 +46,6 @@ def describe_machine(commit: str = "", device: str = "cuda") -> dict[str, Any]:
             "sm_clock_mhz": round(sm_clock_mhz()),
         }
     return described
-
-
-def sources_commit(named: str = "") -> str:
-    """Commit of the sources: as it was named, or as Git says, or ``unknown``."""
-    return named or output_of("git", "-C", str(ROOT), "describe", "--always", "--dirty") or "unknown"
 
 
 def compute_capability() -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -81,64 +81,47 @@ class Comparison:
 
     def reset(self) -> None:
         """Forget what was counted."""
-        self.counts.zero_()
-        self.prefill_counts.zero_()
-        self.merge_counts.zero_()
+        for counts in (self.counts, self.prefill_counts, self.merge_counts):
+            counts.zero_()
         self._seen = 0
         self.sampled = dict.fromkeys(self.sampled, 0)
 
     def as_dict(self) -> dict[str, int]:
         """What was counted; reads it from the device."""
-        _synchronize()
-        counted = dict(zip(COUNTS, self.counts.tolist(), strict=True))
-        others = {"prefill": self.prefill_counts, "merged": self.merge_counts}
-        return (
-            counted
-            | {
-                f"{kind}_{name}": count
-                for kind, counts in others.items()
-                for name, count in zip(COUNTS, counts.tolist(), strict=True)
-            }
-            | {"prefill_rows_seen": self._seen}
-            | {f"numpy_{name}": count for name, count in self.sampled.items()}
-        )
+        if torch.cuda.is_available():  # for an engine computes on a stream of its own
+            torch.cuda.synchronize()
+        kinds = {"": self.counts, "prefill_": self.prefill_counts, "merged_": self.merge_counts}
+        counted = {
+            f"{kind}{name}": count
+            for kind, counts in kinds.items()
+            for name, count in zip(COUNTS, counts.tolist(), strict=True)
+        }
+        sampled = {f"numpy_{name}": count for name, count in self.sampled.items()}
+        return counted | {"prefill_rows_seen": self._seen} | sampled
 
     def wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``SparseIndexerTopk.forward``."""
 
-        def observed(
-            stage: Any,
-            logits: Tensor,
-            seq_lens: Tensor,
-            next_n: int,
-            topk_indices: Tensor,
-            topk_tokens: int,
-            max_seq_len: int,
-        ) -> None:
-            forward(stage, logits, seq_lens, next_n, topk_indices, topk_tokens, max_seq_len)
+        def observed(stage: Any, *args: Any) -> None:
+            forward(stage, *args)
+            logits, seq_lens, next_n, topk_indices, topk_tokens, _ = args
             rows = logits.shape[0]
             lengths = seq_lens.reshape(-1).to(torch.int64)
             if lengths.shape[0] != rows:
                 lengths = row_lengths(lengths, rows, next_n)
-            lengths = lengths.clamp(0, logits.shape[1])
-            self._see_decode(logits, lengths, topk_indices[:rows, :topk_tokens])
+            lengths, chosen = lengths.clamp(0, logits.shape[1]), topk_indices[:rows, :topk_tokens]
+            self._compare(self.counts, logits, lengths, chosen)
+            if self._sample_is_due(logits):
+                self._sample(logits[:1], lengths[:1], chosen[:1])
 
         return observed
 
     def wrap_prefill(self, op: Any) -> Wrapped:
         """Wrap ``torch.ops._C.top_k_per_row_prefill``."""
 
-        def observed(
-            logits: Tensor,
-            starts: Tensor,
-            ends: Tensor,
-            indices: Tensor,
-            rows: int,
-            stride0: int,
-            stride1: int,
-            k: int,
-        ) -> None:
-            op(logits, starts, ends, indices, rows, stride0, stride1, k)
+        def observed(*args: Any) -> None:
+            op(*args)
+            logits, starts, ends, indices, rows, _, _, k = args
             starts = starts[:rows].to(torch.int64).clamp(min=0)
             lengths = (ends[:rows].to(torch.int64).clamp(max=logits.shape[1]) - starts).clamp(min=0)
             self._see_prefill(logits, starts, lengths, indices[:rows, :k])
@@ -175,12 +158,6 @@ class Comparison:
         counts = [(visible > 0).sum(), (visible > chosen.shape[1]).sum(), (wanted != got).any(1).sum()]
         self.merge_counts += torch.stack(counts)
 
-    def _see_decode(self, logits: Tensor, lengths: Tensor, chosen: Tensor) -> None:
-        """Compare every row."""
-        self._compare(self.counts, logits, lengths, chosen)
-        if self._sample_is_due(logits):
-            self._sample(logits[:1], lengths[:1], chosen[:1])
-
     def _see_prefill(self, logits: Tensor, starts: Tensor, lengths: Tensor, chosen: Tensor) -> None:
         """Compare rows at equal distances, other ones in each call, and the last one in all.
 
@@ -196,7 +173,7 @@ class Comparison:
         last = torch.full((1,), rows - 1, device=logits.device)
         if (rows - 1 - first) % every:
             picked = torch.cat([picked, last])
-        for part in slabs(picked, logits.shape[1]):
+        for part in picked.split(max(SLAB // max(logits.shape[1], 1), 1)):
             windows = window(logits, starts, part)
             self._compare(self.prefill_counts, windows, lengths[part], chosen[part])
         if self._sample_is_due(logits):
@@ -285,17 +262,6 @@ class PrefillTimes:
                 for width, of_width in sorted(chunks.items())
             ],
         }
-
-
-def _synchronize() -> None:
-    """Wait for all streams, for an engine computes on one of its own."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def slabs(rows: Tensor, width: int) -> Iterator[Tensor]:
-    """Row numbers in parts, each of at most `SLAB` scores or of one row."""
-    yield from rows.split(max(SLAB // max(width, 1), 1)) if rows.shape[0] else ()
 
 
 def window(logits: Tensor, starts: Tensor, rows: Tensor) -> Tensor:

@@ -113,12 +113,10 @@ class Specification:
         part = "" if self.part == CASES else f"_{self.part}"
         part += f"_chunk{self.chunk}" if self.part == INVARIANCE else ""
         ranks = f"_tp{self.tensor_parallel}" if self.in_workers else ""
-        ranks += "_row_shards" if self.row_shards else ""
-        ranks += "_dcp" if self.dcp else ""
+        switches = ("row_shards", "dcp", "sampled", "masks")
+        ranks += "".join(f"_{name}" for name in switches if getattr(self, name))
         products = "" if self.split_k else "_no_split_k"
         shapes = "" if self.shapes == V32 else f"_{self.shapes}"
-        shapes += "_sampled" if self.sampled else ""
-        shapes += "_masks" if self.masks else ""
         shapes += f"_slices{self.logits_mb}" if self.slices else ""
         return f"{self.mode}_{self.graphs}_drafts{self.drafts}{part}{shapes}{ranks}{products}"
 
@@ -273,29 +271,26 @@ def run_requests(
     names = {f"{label}-{number}": number for number in range(len(requests))}
     for name, number in names.items():
         engine.add_request(name, {"prompt_token_ids": requests[number]}, make_parameters(number))
-    have: dict[str, int] = {}
     cached: dict[str, int] = {}
     answers: list[list[int]] = [[] for _ in requests]
     decode: list[float] = []
     steps = 0
     while engine.has_unfinished_requests():
-        decoding = len(have) == len(requests) and min(have.values()) >= FIRST_STEPS
+        decoding = min(map(len, answers)) >= FIRST_STEPS
         profiled = kernels if decoding and len(decode) < PROFILED_STEPS else None
         if profiled is not None:
             profiled.before_step()
         begun = time.perf_counter()
         for output in engine.step():
-            tokens = output.outputs[0].token_ids
-            have[output.request_id] = len(tokens)
             cached[output.request_id] = output.num_cached_tokens
-            answers[names[output.request_id]] = list(tokens)
+            answers[names[output.request_id]] = list(output.outputs[0].token_ids)
         steps += 1
         if decoding:
             decode.append(1e3 * (time.perf_counter() - begun))
         if profiled is not None:
             profiled.after_step()
     return {
-        "tokens": sum(have.values()),
+        "tokens": sum(map(len, answers)),
         "cached": sum(cached.values()),
         "steps": steps,
         "decode_steps": len(decode),

@@ -130,9 +130,7 @@ class Comparison:
     """
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.differences: list[dict[str, Any]] = []
-        self.largest_logprob_difference = 0.0
+        self.reset()
         self._filtered: tuple[dict[str, Any], Tensor]  # the last call, and its logits by vLLM
 
     def observe(self, patches: Transaction) -> None:
@@ -146,8 +144,8 @@ class Comparison:
 
     def reset(self) -> None:
         """Forget what was counted, such as vLLM's warm-up."""
-        self.counts.clear()
-        self.differences.clear()
+        self.counts: Counter[str] = Counter()
+        self.differences: list[dict[str, Any]] = []
         self.largest_logprob_difference = 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -168,30 +166,29 @@ class Comparison:
                 theirs, filtered = original(*args, **named)
             self._filtered = given, filtered
             rows = torch.arange(len(theirs), device=theirs.device)
-            self._see(sampler.sampling_states, given, rows, results[0], theirs)
+            self._see(given, rows, results[0], theirs)
             return results
 
         return observed
 
-    def _see(self, states: Any, given: dict[str, Any], rows: Tensor, ours: Tensor, theirs: Tensor) -> None:
+    def _see(self, given: dict[str, Any], rows: Tensor, ours: Tensor, theirs: Tensor) -> None:
         """Count tokens of some rows of a call, and judge those that differ."""
         self.counts["calls"] += 1
         self.counts["rows"] += len(rows)
         for at in (ours != theirs).nonzero().flatten().tolist():
-            row = int(rows[at])
-            values, filters, slot = self._row(states, given, row)
-            position = int(given["pos"][row])
-            seed = states.seeds.np[slot].item()
+            values, filters, seed = self._row(given, int(rows[at]))
+            position = int(given["pos"][rows[at]])
             judged = judge(values, filters, seed, position, int(ours[at]), int(theirs[at]))
             self.counts[judged["why"]] += 1
             self.differences.append({"batch": len(given["logits"]), "position": position} | filters | judged)
 
     @staticmethod
-    def _row(states: Any, given: dict[str, Any], row: int) -> tuple[Any, dict[str, Any], int]:
-        """Logits, filters and slot of one row of a call."""
+    def _row(given: dict[str, Any], row: int) -> tuple[Any, dict[str, Any], int]:
+        """Logits, filters and seed of one row of a call."""
+        states = getattr(given["self"], "sampler", given["self"]).sampling_states
         slot = int(given["expanded_idx_mapping"][row])
         filters = {name: getattr(states, name).np[slot].item() for name in FILTERS}
-        return given["logits"][row].float().cpu().numpy(), filters, slot
+        return given["logits"][row].float().cpu().numpy(), filters, states.seeds.np[slot].item()
 
     def wrap_scores(self, scores: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``compute_topk_scores``, which is ours by now; of equal logits either may be named."""
@@ -223,10 +220,9 @@ class Comparison:
             ours, theirs = (torch.where(columns < each.counts[:, None], each.token_ids, -1) for each in both)
             self.counts["mask_rows"] += int((both[1].counts > 0).sum())
             differ = (both[0].counts != both[1].counts) | (ours != theirs).any(1)
-            states = getattr(given["self"], "sampler", given["self"]).sampling_states
             for at in differ.nonzero().flatten().tolist():
                 request, behind = divmod(at, both[0].rows_per_request)
-                values, filters, _ = self._row(states, given, int(starts[request]) + behind)
+                values, filters, _ = self._row(given, int(starts[request]) + behind)
                 sets = [set(each[at].tolist()) - {-1} for each in (ours, theirs)]
                 explained = masks_agree(values, filters, *sets)
                 self.counts["mask_rows_at_borders" if explained else "mask_rows_that_differ"] += 1
@@ -282,7 +278,7 @@ class Comparison:
                 alone, _ = native(**inputs | {"self": sampler, "input_ids": given["draft_sampled"]})
             got = columns < lengths[:, None]
             rows = (starts[:-1, None] + columns)[got]
-            self._see(sampler.sampling_states, given, rows, tokens[got], alone[rows])
+            self._see(given, rows, tokens[got], alone[rows])
             return ours
 
         return observed
@@ -314,8 +310,7 @@ def judge(
         at_border = ours  # vLLM did not keep it, or it would have drawn it
     else:
         at_border = theirs
-    shares, equals = at_borders(kept, row, setting, at_border)
-    told |= {"shares": shares, "equals": equals}
+    told |= at_borders(row, setting, at_border)
     return told | {"why": reason(told | filters)}
 
 
@@ -324,25 +319,18 @@ def masks_agree(
 ) -> bool:
     """Whether ours is the exact set, and there is a `reason` for each token that only one of two sets has."""
     row, setting, kept = _exact(values, filters)
-    if ours != set(kept.ids.tolist()):
-        return False
-    told = filters | {"shares": (), "equals": 0}
-    for token in ours ^ theirs:
-        told["shares"], told["equals"] = at_borders(kept, row, setting, token)
-        if reason(told | ({"gap": 1.0} if token in ours else {})) == UNEXPLAINED:
-            return False
-    return True
+    told = (
+        at_borders(row, setting, token) | filters | ({"gap": 1.0} if token in ours else {})
+        for token in ours ^ theirs
+    )
+    return ours == set(kept.ids.tolist()) and UNEXPLAINED not in map(reason, told)
 
 
 def _exact(values: np.ndarray[Any, Any], filters: dict[str, Any]) -> tuple[Row, Setting, Kept]:
     """What the exact arithmetic keeps of a row."""
+    temperature, top_k, top_p, min_p = (filters[name] for name in FILTERS)
+    setting = Setting(np.float32(temperature), top_k, np.float32(top_p), np.float32(min_p))
     row = Row(values)
-    setting = Setting(
-        np.float32(filters["temperature"]),
-        filters["top_k"],
-        np.float32(filters["top_p"]),
-        np.float32(filters["min_p"]),
-    )
     return row, setting, keep(row, setting)
 
 
@@ -372,7 +360,7 @@ def why_of(told: dict[str, Any]) -> str:
     return reason(told) if "shares" in told else str(told["why"])
 
 
-def at_borders(kept: Kept, row: Row, setting: Setting, token: int) -> tuple[list[tuple[float, float]], int]:
+def at_borders(row: Row, setting: Setting, token: int) -> dict[str, Any]:
     """How close a token and its equals are to the borders of min-p and top-p, and how many equals it has."""
     ranked = row.candidates()
     ranked = ranked[np.argsort(~row.keys[ranked], kind="stable")]
@@ -390,7 +378,7 @@ def at_borders(kept: Kept, row: Row, setting: Setting, token: int) -> tuple[list
         wanted = arithmetic.top_p_mass(setting.top_p, int(masses.sum()))
         ahead = int(masses[row.keys[ranked] > row.keys[token]].sum())
         shares.append((ahead / wanted, (ahead + int(masses[equal].sum())) / wanted))
-    return shares, int((equal & (masses > 0)).sum())
+    return {"shares": shares, "equals": int((equal & (masses > 0)).sum())}
 
 
 class Times:

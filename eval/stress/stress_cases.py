@@ -271,12 +271,6 @@ def seq_len_values(configuration: Configuration) -> list[int]:
     ]
 
 
-def row_slot_values(configuration: Configuration) -> list[int]:
-    """Every slot there is, those beside the first and the last, and the ends of int32."""
-    slots = configuration.slots
-    return [*range(-1, slots + 1), slots + 7, 1 << 20, INT32.min, INT32.max]
-
-
 SAMPLE_SETTINGS = (
     (0.0, 0, 1.0, 0.0),
     (1.0, 50, 1.0, 0.0),
@@ -346,7 +340,9 @@ def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int]
     if tensor == "seq_lens":
         return chosen(seq_len_values(configuration), torch.int32)
     if tensor == "row_slot":
-        return chosen(row_slot_values(configuration), torch.int32)
+        slots = configuration.slots  # every one, those beside the first and the last, and the ends of int32
+        values = [*range(-1, slots + 1), slots + 7, 1 << 20, INT32.min, INT32.max]
+        return chosen(values, torch.int32)
     if tensor in (STALE_STATES, "state"):
         stale = stale_states(int(torch.Size(shape).numel()) // STATE_FLOATS, draw).view(-1, *shape)
         if tensor == STALE_STATES:

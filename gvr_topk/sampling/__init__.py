@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -383,14 +384,10 @@ def topk_logprobs(logits: Tensor, n: int, sampled: Tensor) -> TopkLogprobs:
     return results
 
 
-def _on_cpu(check: Callable[[Any], None], serve: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return what serves a call on a CPU: a check, then the implementation."""
-
-    def run(arguments: Any) -> None:
-        check(arguments)
-        serve(arguments)
-
-    return run
+def _on_cpu(check: Callable[[Any], None], serve: Callable[[Any], None], arguments: Any) -> None:
+    """Serve a call on a CPU."""
+    check(arguments)
+    serve(arguments)
 
 
 for _checks, _kind, _check, _serve in (
@@ -400,4 +397,4 @@ for _checks, _kind, _check, _serve in (
     (TOPK_LOGPROBS, TopkLogprobsArguments, check_topk_logprobs, reference.topk_logprobs),
     (VERIFY, VerifyArguments, check_verify, reference.verify),
 ):
-    register(Op(_checks, _kind, _check, _on_cpu(_check, _serve)))
+    register(Op(_checks, _kind, _check, functools.partial(_on_cpu, _check, _serve)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def file_of(*results: tuple[Cell, dict[str, Any]]) -> dict[str, Any]:
                 "sets_in_20_runs": {"hinted": 1},
             }
         ],
-        "cells": {cell.key: cell.as_json() for cell, _ in results},
+        "cells": {cell.key: asdict(cell) for cell, _ in results},
         "results": [its for _, its in results],
     }
 

@@ -29,20 +29,18 @@ KINDS: list[dict[str, Any]] = [
 
 MODE = {"return_sampling_mask": True, "logprobs_mode": "processed_logprobs"}
 OURS, THEIRS = ("gvr_topk", "masks"), ("original", "masks of filtered logits")
-ON = LINE + "on: masks of kept tokens, from the call that draws"
 STEPS = 3
 
 
 @pytest.fixture(autouse=True)
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     with lines_of_draws(monkeypatch) as lines:
-        module = importlib.import_module(MASKS.module)
-        monkeypatch.setattr(module, "MAX_COMPACT_SUPPORT", 100)
+        monkeypatch.setattr(importlib.import_module(MASKS.module), "MAX_COMPACT_SUPPORT", 100)
         integration.register()
         yield lines
 
 
-def same_as_native(got: Any, wanted: Any) -> None:
+def same(got: Any, wanted: Any) -> None:
     """The same sets of the same rows, in tensors of the same kind."""
     assert got.tolists() == wanted.tolists() and torch.equal(got.counts, wanted.counts)
     for mine, theirs in zip(got[:3], wanted[:3], strict=True):
@@ -61,11 +59,12 @@ def test_masks_are_those_of_vllm(log: list[str], dtype: torch.dtype) -> None:
         before = logits.clone()
         got, wanted = one(logits, inputs), native(one)(logits, inputs)
         assert torch.equal(got.sampled_token_ids, wanted.sampled_token_ids)
-        same_as_native(got.sampling_mask_tensors, wanted.sampling_mask_tensors)
+        same(got.sampling_mask_tensors, wanted.sampling_mask_tensors)
         assert torch.equal(logits, before)
         kept |= set(got.sampling_mask_tensors.counts.tolist())
     assert 0 in kept and len(kept) > 10
-    assert calls() == {("gvr_topk", "sampler"): 30, OURS: 30, THEIRS: 30} and log[1:] == [ON]
+    assert calls() == {("gvr_topk", "sampler"): 30, OURS: 30, THEIRS: 30}
+    assert log[1:] == [LINE + "on: masks of kept tokens, from the call that draws"]
 
 
 @pytest.mark.parametrize("chunk", [5, 1 << 20])
@@ -74,56 +73,52 @@ def test_of_drafts(monkeypatch: pytest.MonkeyPatch, counts: list[int], chunk: in
     """Each token has the mask that vLLM makes of its row without drafts; slots behind them have none."""
     module = importlib.import_module(VERIFY_DRAFTS.module)
     monkeypatch.setattr(module, "MAX_CHUNK_LOGITS", chunk)
-    one, places = sampler_with(KINDS, **MODE), range(len(KINDS))
+    one, places, starts = sampler_with(KINDS, **MODE), range(len(KINDS)), [5] * len(counts)
     rows = [1 + count for count in counts]
-    logits, starts = logits_of(sum(rows)), [5] * len(counts)
-    inputs = draft_batch(places, starts, [[-1] * count for count in counts])
-    alone = draft_batch(inputs.expanded_idx_mapping.tolist(), inputs.positions.tolist(), [[]] * sum(rows))
-    tokens = one(logits, alone)
-    wanted = iter(native(one)(logits, alone).sampling_mask_tensors.tolists())
-    right = [part[:-1].tolist() for part in tokens.sampled_token_ids[:, 0].split(rows)]
+    logits, inputs = logits_of(sum(rows)), draft_batch(places, starts, [[-1] * count for count in counts])
+    slots, positions = inputs.expanded_idx_mapping.tolist(), inputs.positions.tolist()
+    alone = native(one)(logits, draft_batch(slots, positions, [[]] * sum(rows)))
+    wanted = iter(alone.sampling_mask_tensors.tolists())
+    right = [part[:-1].tolist() for part in alone.sampled_token_ids[:, 0].split(rows)]
     right[0][-1] = -1
     got = module.RejectionSampler(one, STEPS)(logits, draft_batch(places, starts, right))
     assert got.num_sampled.tolist() == [counts[0], *rows[1:]]
-    lists = got.sampling_mask_tensors.tolists()
     assert got.sampling_mask_tensors.rows_per_request == 1 + STEPS
-    for request, (count, emitted) in enumerate(zip(rows, got.num_sampled.tolist(), strict=True)):
-        masks = lists[request * (1 + STEPS) :][: 1 + STEPS]
+    lists = iter(got.sampling_mask_tensors.tolists())
+    for count, emitted in zip(rows, got.num_sampled.tolist(), strict=True):
         theirs = [next(wanted) for _ in range(count)]
-        assert masks == theirs[:emitted] + [[]] * (1 + STEPS - emitted)
+        assert [next(lists) for _ in range(1 + STEPS)] == theirs[:emitted] + [[]] * (1 + STEPS - emitted)
     # In chunks those whose widest request is not the batch's have other columns, and are vLLM's.
-    assert calls()[OURS] == 2 and (calls()[THEIRS] > 1) == (chunk == 5)
-
-
-LEFT: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"top_k": 101}, {}),
-    ({"temperature": 0.9}, {}),
-    ({"temperature": 0.0}, {}),
-    ({"temperature": 0.0, "seed": 3}, {"logprobs_mode": "raw_logprobs"}),
-    ({"top_k": 3, "logprobs": 0}, {}),
-    ({"top_k": 3, "logprobs": 0}, {"logprobs_mode": "processed_logits"}),
-    ({"top_k": 100}, {}),
-    ({"top_k": 3, "logprobs": 0}, {"logprobs_mode": "raw_logprobs"}),
-]
+    assert calls()[OURS] == 1 and (calls()[THEIRS] > 1) == (chunk == 5)
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-@pytest.mark.parametrize(("params", "given"), LEFT, ids=range(len(LEFT)))
+@pytest.mark.parametrize(
+    ("params", "mode", "ours"),
+    [
+        ({"top_k": 101}, "processed_logprobs", False),
+        ({"temperature": 0.9}, "processed_logprobs", False),
+        ({"temperature": 0.0, "seed": 3}, "raw_logprobs", False),
+        ({"top_k": 3, "logprobs": 0}, "processed_logprobs", False),
+        ({"top_k": 3, "logprobs": 0}, "processed_logits", False),
+        ({"top_k": 100}, "processed_logprobs", True),
+        ({"top_k": 3, "logprobs": 0}, "raw_logprobs", True),
+    ],
+)
 def test_which_are_made_of_filtered_logits(
-    monkeypatch: pytest.MonkeyPatch, params: dict[str, Any], given: dict[str, Any], drafts: bool
+    monkeypatch: pytest.MonkeyPatch, params: dict[str, Any], mode: str, ours: bool, drafts: bool
 ) -> None:
     """Where a request keeps many tokens or is greedy, and where log-probabilities are made of them, too."""
-    one, greedy = sampler_with([*KINDS, params], **MODE | given), params.get("temperature") == 0
-    if greedy:  # which has no top-k
+    one = sampler_with([*KINDS, params], return_sampling_mask=True, logprobs_mode=mode)
+    if params.get("temperature") == 0:  # which has no top-k
         monkeypatch.setattr(importlib.import_module(MASKS.module), "MAX_COMPACT_SUPPORT", 300)
-    ours = LEFT.index((params, given)) >= 6
     # A request whose log-probabilities are asked for may be in another call of the step.
     places = [0] if drafts and "logprobs" in params else [0, 6]
     logits, inputs = logits_of(len(places)), draft_batch(places, [5] * len(places), [[]] * len(places))
     two = importlib.import_module(VERIFY_DRAFTS.module).RejectionSampler(one, 0) if drafts else one
     got = two(logits, inputs)
     assert calls()[OURS if ours else THEIRS] == 1 and (OURS in calls()) == ours
-    same_as_native(got.sampling_mask_tensors, native(one)(logits, inputs).sampling_mask_tensors)
+    same(got.sampling_mask_tensors, native(one)(logits, inputs).sampling_mask_tensors)
 
 
 def test_other_calls(log: list[str]) -> None:
@@ -133,22 +128,20 @@ def test_other_calls(log: list[str]) -> None:
     _, left = one.sample(logits, *mapping, torch.tensor([1, 3]), *3 * (None,))
     assert left.data_ptr() == logits.data_ptr() and left.dtype == logits.dtype
     wanted = native(one)(logits, inputs).sampling_mask_tensors
-    make = wanted.from_logits  # a method of the class
-    batch = inputs.cu_num_logits, torch.tensor([1, 1])
+    make, batch = wanted.from_logits, (inputs.cu_num_logits, torch.tensor([1, 1]))
     assert make(left, *batch, max_num_kept=60).tolists() == wanted.tolists()
     for columns in (2, 59, 61):
         found = make(left, *batch, columns)
         assert found.tolists() == wanted.tolists() and found.token_ids.shape == (2, columns)
-    for other in (left[:], logits):
-        ids = [row.isfinite().nonzero().flatten().tolist() for row in logits]
-        assert make(other, *batch, 60).tolists() == ids
+    ids = [row.isfinite().nonzero().flatten().tolist() for row in logits]
+    assert make(left[:], *batch, 60).tolists() == make(logits, *batch, 60).tolists() == ids
     assert calls()[OURS] == 1 and calls()[THEIRS] == 6
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler.MasksHook, "run", lambda *given: fail(given))
-        same_as_native(one(logits, inputs).sampling_mask_tensors, wanted)
+        same(one(logits, inputs).sampling_mask_tensors, wanted)
     own = "vLLM's own mask serves from now on"
     assert log[-1] == f"{LINE}fell back: mask: RuntimeError: no room for this launch. {own}"
-    same_as_native(one(logits, inputs).sampling_mask_tensors, wanted)
+    same(one(logits, inputs).sampling_mask_tensors, wanted)
     assert calls()["original", "masks error: RuntimeError"] == 2
 
 
@@ -159,5 +152,5 @@ def test_a_mask_that_is_not_replaced_is_made_of_filtered_logits(monkeypatch: pyt
     own = masks.from_logits
     monkeypatch.setattr(masks, "from_logits", lambda logits, *others: own(logits.clone(), *others))
     wanted = native(one)(logits, inputs).sampling_mask_tensors
-    same_as_native(one(logits, inputs).sampling_mask_tensors, wanted)
+    same(one(logits, inputs).sampling_mask_tensors, wanted)
     assert OURS not in calls()

@@ -171,7 +171,7 @@ def test_layers_that_select_elsewhere_keep_their_chunks(scored):
     """Their scores come from the scorer that is wrapped, and go to another top-k."""
     integration.register()
     runner = Runner(logits_bytes=BUDGET)
-    hook = plugin._integration.hook._slices
+    hook = plugin._integration.hook.slices
     for name in runner.names:
         hook._layer = lambda name=name: name
         from vllm.model_executor.layers import sparse_attn_indexer as module

@@ -24,6 +24,7 @@ BY_PHASE = SHAPES[2:]
 """Those whose indexer may be called for one phase of a batch."""
 
 _DSA = "tensorrt_llm/_torch/attention_backend/sparse/dsa"
+_TOP_K = "tensorrt_llm/_torch/modules/top_k.py"
 DERIVED = {
     "trtllm_1_3_monolith": (
         "trtllm_1_2",
@@ -41,6 +42,16 @@ DERIVED = {
             ("tensorrt_llm/version.py", "rc22", "rc25"),
             (f"{_DSA}/indexer.py", "        use_custom_topk: bool = True,\n", ""),
             (f"{_DSA}/metadata.py", "PackageMetadata", "DraftMetadata"),
+        ),
+    ),
+    "trtllm_1_4": (
+        "trtllm_1_3_rc27",
+        (
+            ("tensorrt_llm/version.py", "1.3.0rc27", "1.4.0rc1"),
+            (_TOP_K, "ratio=1):", "ratio=1, gvr_self_sampling=True, use_gvr_locality_domain=False):"),
+            (_TOP_K, "kwargs=None,", "kwargs=None, radix_aux_indices=None, radix_aux_logits=None,"),
+            (_TOP_K, "gvr_ext_kwargs\n", "gvr_ext_kwargs, radix_aux_indices, radix_aux_logits\n"),
+            (_TOP_K, "] | None,", "] | None, radix_aux_indices, radix_aux_logits,"),
         ),
     ),
 }
@@ -71,19 +82,14 @@ DEEPSEEK_V4_RATIOS = [1, 1, 4, 128, 4, 128, 4]
 
 @contextmanager
 def fake_package(
-    shape: str, *, topk: int = 16, root: Path | None = None, late_ops: bool = False, newest: bool = False
+    shape: str, *, topk: int = 16, root: Path | None = None, late_ops: bool = False
 ) -> Iterator[None]:
     """Make ``tensorrt_llm`` importable; afterwards no trace of it is left.
 
-    With `newest` the last shape has the class ``TopK`` of 1.4.0rc1. With `late_ops` its ops are registered
-    by ``fake_base.load_ops`` and not by importing it.
+    With `late_ops` its ops are registered by ``fake_base.load_ops`` and not by importing it.
     """
     paths = [str(HERE), str(root or tree_of(shape))]
-    variables = {
-        "FAKE_INDEX_TOPK": str(topk),
-        "FAKE_LATE_OPS": "1" if late_ops else "",
-        "FAKE_NEWEST": "1" if newest else "",
-    }
+    variables = {"FAKE_INDEX_TOPK": str(topk), "FAKE_LATE_OPS": "1" if late_ops else ""}
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     sys.path[:0] = paths

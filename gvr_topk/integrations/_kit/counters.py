@@ -136,9 +136,9 @@ def metrics_file(folder: Path) -> Path:
     return _files[key]
 
 
+@dataclass(eq=False)  # a registry looks it up
 class _Collector:
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+    seen: Snapshot
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -149,12 +149,11 @@ class _Collector:
                 family.add_metric(key if isinstance(key, tuple) else (key,), count)
             return family
 
-        seen = self._snapshot
-        yield counter(*CALLS, seen.calls)
-        yield counter("steps", "Decode steps.", ["kind"], seen.steps)
-        yield counter("rows", "Score rows.", ["kind"], seen.rows)
-        yield counter("requests", "Requests and their hint slots.", ["event"], seen.requests)
-        measured = seen.measured
+        yield counter(*CALLS, self.seen.calls)
+        yield counter("steps", "Decode steps.", ["kind"], self.seen.steps)
+        yield counter("rows", "Score rows.", ["kind"], self.seen.rows)
+        yield counter("requests", "Requests and their hint slots.", ["event"], self.seen.requests)
+        measured = self.seen.measured
         for name, text, value in (
             ("hit_ratio", "Share of hinted positions in the result, last step.", measured.hit_ratio),
             ("guess_rows", "Rows that started from a guess, last step.", measured.guess_rows),

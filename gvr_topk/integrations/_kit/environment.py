@@ -7,6 +7,7 @@ has to reach them has such a name, and under ``GVR_TOPK_DISABLE`` we set ``TRTLL
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -18,7 +19,9 @@ import gvr_topk_autoload
 if TYPE_CHECKING:
     from gvr_topk.config import GvrTopkConfig
 
-DISABLE = gvr_topk_autoload.DISABLE
+DISABLE, disabled = gvr_topk_autoload.DISABLE, gvr_topk_autoload.disabled
+"""The variable that keeps us from every layer of this process, and whether it does."""
+
 VERIFY = "GVR_TOPK_VERIFY"
 VERIFY_TRTLLM = "TRTLLM_GVR_TOPK_VERIFY"
 ENABLE_VLLM = "GVR_TOPK_VLLM"
@@ -41,11 +44,6 @@ class Mode(Enum):
     OFF = "0"
     ON = "1"
     FORCE = "force"
-
-
-def disabled() -> bool:
-    """Whether ``GVR_TOPK_DISABLE`` keeps us from every layer of this process."""
-    return gvr_topk_autoload.disabled()
 
 
 def user_mode(variable: str) -> Mode | None:
@@ -119,16 +117,11 @@ def describe() -> list[tuple[str, str]]:
 
     The second text of a pair is the variable's value, or what is wrong with it.
     """
+    modes = (ENABLE_TRTLLM, ENABLE_SAMPLER_TRTLLM, ENABLE_VLLM, ENABLE_SGLANG, ENABLE_SAMPLER)
     judges: dict[str, Callable[[], object]] = {
         DISABLE: disabled,
-        ENABLE_TRTLLM: lambda: user_mode(ENABLE_TRTLLM),
+        **{each: functools.partial(user_mode, each) for each in (*modes, ENABLE_SLICES, ENABLE_DCP)},
         OPTIONS: options,
-        ENABLE_VLLM: lambda: user_mode(ENABLE_VLLM),
-        ENABLE_SGLANG: lambda: user_mode(ENABLE_SGLANG),
-        ENABLE_SAMPLER: lambda: user_mode(ENABLE_SAMPLER),
-        ENABLE_SLICES: lambda: user_mode(ENABLE_SLICES),
-        ENABLE_DCP: lambda: user_mode(ENABLE_DCP),
-        ENABLE_SAMPLER_TRTLLM: lambda: user_mode(ENABLE_SAMPLER_TRTLLM),
         VERIFY: verify_calls,
         VERIFY_TRTLLM: verify_calls,
     }

@@ -145,7 +145,7 @@ class HintState:
         self.next_state: Tensor | None = None
         self._accepted: dict[int, tuple[Callable[[], Any], Tensor]] = {}  # by the id of a batch's metadata
         self._draft_rows = 0  # rows of the last step that may have left something in `next_state`
-        self.batch: Callable[[], Any] = _nothing
+        self.batch: Callable[[], Any] = lambda: None
         self._has_rows = False  # whether the batch's rows have slots
         self._draft_layout = (0, 0, 0)  # context requests, generations and rows of each in the views below
         self._draft_views: tuple[Tensor, ...] = ()
@@ -413,7 +413,3 @@ def _compress_ratio(metadata: Any) -> int:
         ratios = getattr(metadata, "compress_ratios", None) or ()
         ratio = min((each for each in ratios if each > 1), default=1)
     return max(1, int(ratio))
-
-
-def _nothing() -> None:
-    """Stand in for a weak reference to nothing."""

@@ -275,22 +275,12 @@ class LayerHook:
             if isinstance(state, HintState):
                 state.update(metadata, self.counters)
                 if state.waited and not state.announced:
-                    self._say_waiting(state)
+                    # A log without any line looks like a missing wheel.
+                    what = f"no row is longer than index_topk = {state.k} so far"
+                    self._say("info", f"waiting: {what}, and TensorRT-LLM selects nothing in such rows")
                 self.counters.write_if_due(environment.METRICS_DIR_TRTLLM, self._say)
         except Exception as error:  # an engine must not fail because of a hint
             self._fail("refused", error)
-
-    def _say_waiting(self, state: HintState) -> None:
-        """Log once why there is no "on" line yet: a log without any line looks like a missing wheel."""
-        self._say(
-            "info",
-            f"waiting: no row is longer than index_topk = {state.k} so far, and TensorRT-LLM selects nothing "
-            "in such rows",
-        )
-
-    def _warn(self, what: str, error: Exception) -> None:
-        """Log an error after which the hook still works."""
-        self._say("warning", f"{what}: {one_line(error)}")
 
     def _open_manager(self, metadata: Any, manager: Any) -> HintState | NotServed:
         mode = environment.mode()
@@ -317,7 +307,7 @@ class LayerHook:
         try:
             wrong = state.note_accepted(metadata)
         except Exception as error:  # the last row's state is used instead, accepted or not
-            self._warn("mtp_num_accepted is not used", error)
+            self._say("warning", f"mtp_num_accepted is not used: {one_line(error)}")
             return
         if wrong:
             self._say("warning", f"mtp_num_accepted is not used: {wrong}")
@@ -329,7 +319,7 @@ class LayerHook:
         try:
             state.seed(call.layer, call.metadata, result)
         except Exception as error:  # the first decode step then has no hint
-            self._warn("prompt not used as a hint", error)
+            self._say("warning", f"prompt not used as a hint: {one_line(error)}")
 
 
 def _selects(metadata: Any) -> bool:
@@ -341,8 +331,5 @@ def _selects(metadata: Any) -> bool:
 
 def _nvtx(enabled: bool, layer: int) -> AbstractContextManager[None]:
     if not enabled or not torch.cuda.is_available():
-        return _UNNAMED
+        return nullcontext()
     return torch.cuda.nvtx.range(f"gvr_topk layer {layer}")
-
-
-_UNNAMED = nullcontext()

@@ -33,8 +33,6 @@ from gvr_topk.integrations.vllm.backend import BackendSwitch, backend_of
 from gvr_topk.integrations.vllm.metrics import CallMetrics
 from gvr_topk.integrations.vllm.upstream import ENGINE, INDEXER_MODULE
 
-REASON = "dcp"
-
 ALL_THERE = timedelta(seconds=120)
 """How long ranks wait for one without this hook, such as on a host where the package is not installed."""
 
@@ -70,7 +68,7 @@ class _CommonSwitch(BackendSwitch):
 class DcpHook(Replacement[MergeCall]):
     """Merges what the ranks of one vLLM process have selected."""
 
-    arguments, reason = MergeCall, REASON
+    arguments, reason = MergeCall, "dcp"
     kind = own = "merge of ranks"
 
     def __init__(self, mode: Mode, metrics: CallMetrics, say: Say) -> None:

@@ -71,7 +71,7 @@ class LayerHook:
         self._prefill = PrefillHook(metrics, mode, say, self._verifier)
         self.candidates = CandidatesHook(metrics, mode, say)
         self.dcp: DcpHook | None = None  # where it is asked for
-        self._slices = SlicesHook(lambda: getattr(self._local, "layer", None), say)
+        self.slices = SlicesHook(lambda: getattr(self._local, "layer", None), say)
         self._states: weakref.WeakKeyDictionary[Any, RequestStates | None] = weakref.WeakKeyDictionary()
         self._layers: set[str] = set()
         self._local = threading.local()
@@ -92,7 +92,7 @@ class LayerHook:
                 self.dcp.note_builder(builder)
             self._layers.update(getattr(builder, "layer_names", ()))
             make = functools.partial(original, builder, *args, **kwargs)
-            metadata = self._slices.build(builder, make) if self._prefill.takes_slices else make()
+            metadata = self.slices.build(builder, make) if self._prefill.takes_slices else make()
             self._after_build(builder, argument(args, kwargs, 1, "common_attn_metadata", None), metadata)
             return metadata
 
@@ -126,16 +126,8 @@ class LayerHook:
         """Wrap ``SparseIndexerTopk.forward``."""
 
         @functools.wraps(original)
-        def forward(
-            stage: Any,
-            logits: Tensor,
-            seq_lens: Tensor,
-            next_n: int,
-            topk_indices: Tensor,
-            topk_tokens: int,
-            max_seq_len: int,
-        ) -> Any:
-            call = Call(logits, seq_lens, next_n, topk_indices, topk_tokens, max_seq_len)
+        def forward(stage: Any, *args: Any, **kwargs: Any) -> Any:
+            call = Call(*args, **kwargs)
             return None if self.select(stage, call, original) else original(stage, *call)
 
         return forward
@@ -144,18 +136,10 @@ class LayerHook:
         """Make the replacement of ``torch.ops._C.top_k_per_row_prefill``."""
 
         def select(call: PrefillCall, original: Any) -> bool:
-            self._slices.note_selection()
+            self.slices.note_selection()
             return self._prefill.select(call, original)
 
         return PrefillOp(original, select)
-
-    def wrap_split(self, original: Callable[..., Any]) -> Any:
-        """Wrap ``DeepseekV32IndexerMetadataBuilder._split_indexer_prefill_chunks``."""
-        return self._slices.wrap_split(original)
-
-    def wrap_scores(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``fp8_fp4_mqa_logits`` where ``sparse_attn_indexer`` calls it."""
-        return self._slices.wrap_scores(original)
 
     def select(self, stage: Any, call: Call, original: Callable[..., Any]) -> bool:
         """Run one selection with our op; `original` is vLLM's ``SparseIndexerTopk.forward``, to compare.
@@ -171,9 +155,9 @@ class LayerHook:
                 reason = self._switch.reason_against_auto(stage, call.logits, call.topk_tokens)
                 if not reason:
                     rows = self._rows(call, layer)
-                    _run(call, rows, layer)
+                    selected = _run(call, rows, layer)
                     if self._verifier is not None:
-                        self._verifier.check("decode top-k", lambda: original(stage, *call), _selected(call))
+                        self._verifier.check("decode top-k", lambda: original(stage, *call), selected)
             except Exception as error:  # the original can still select
                 reason = self._switch.fail(error)
         if reason:
@@ -251,21 +235,18 @@ def _described(call: Call, rows: Rows | None) -> str:
     return f"decode top-k with k = {call.topk_tokens}, {state}"
 
 
-def _run(call: Call, rows: Rows | None, layer: str | None) -> None:
-    logits = call.logits
+def _run(call: Call, rows: Rows | None, layer: str | None) -> Selected:
+    logits, out = visible(call.logits, call.max_seq_len), call.topk_indices[: call.logits.shape[0]]
     indexer_topk_decode(
-        visible(logits, call.max_seq_len),
+        logits,
         call.seq_lens.reshape(-1),
         call.topk_tokens,
         next_n=call.next_n,
-        out=call.topk_indices[: logits.shape[0]],
+        out=out,
         state=None if rows is None or layer is None else rows.requests.state(layer),
         row_slot=None if rows is None else rows.slots,
     )
-
-
-def _selected(call: Call) -> Selected:
-    return Selected(visible(call.logits, call.max_seq_len), call.topk_indices[: call.logits.shape[0]])
+    return Selected(logits, out)
 
 
 def visible(logits: Tensor, max_seq_len: int) -> Tensor:

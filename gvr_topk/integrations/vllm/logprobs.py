@@ -20,8 +20,6 @@ from gvr_topk.integrations._kit.verify import Differs
 from gvr_topk.integrations.vllm.upstream import OUTPUTS_MODULE
 from gvr_topk.sampling import TopkLogprobs, topk_logprobs
 
-REASON = "logprobs"
-
 TOLERANCE = 1e-4
 """By how much, and by what share of itself, a log-probability of vLLM's may differ: its sums are in fp32."""
 
@@ -42,7 +40,7 @@ class ScoresCall(NamedTuple):
 class LogprobsHook(Replacement[ScoresCall]):
     """Computes log-probabilities of one vLLM process with our op."""
 
-    arguments, reason = ScoresCall, REASON
+    arguments, reason = ScoresCall, "logprobs"
     kind = "log-probability"
 
     def reason_against(self, call: ScoresCall) -> str:
@@ -56,8 +54,8 @@ class LogprobsHook(Replacement[ScoresCall]):
 
     def run(self, call: ScoresCall, original: Callable[[], Any]) -> Any:
         ours = topk_logprobs(call.logits, call.num_logprobs, call.sampled_token_ids)
-        if self.verifier is not None and self.verifier.compares(REASON, call.logits.device):
-            self.verifier.compare(REASON, original, lambda theirs: _agree(call.logits, ours, theirs))
+        if self.verifier is not None and self.verifier.compares(self.reason, call.logits.device):
+            self.verifier.compare(self.reason, original, lambda theirs: _agree(call.logits, ours, theirs))
         ours.ids[:, 0] = call.sampled_token_ids  # vLLM names one behind the vocabulary, too
         starts = call.cu_num_logits
         on_device = isinstance(starts, Tensor)

@@ -104,7 +104,7 @@ class _Integration:
         reports = (ENGINE.name, self.metrics.count, self.say)
         self.asked_for[CALLED_CANDIDATES] = self.hook.candidates.wrap
         if _asks_for_slices():
-            self.asked_for |= {SPLIT: self.hook.wrap_split, SCORES: self.hook.wrap_scores}
+            self.asked_for |= {SPLIT: self.hook.slices.wrap_split, SCORES: self.hook.slices.wrap_scores}
         if _asks_for_dcp():
             self.hook.dcp = DcpHook(mode, self.metrics, self.say)
             self.asked_for[MERGE] = self.hook.dcp.wrap
@@ -148,14 +148,12 @@ class _Integration:
         # Without either function the layer is unknown, and the op runs without state.
         elif name == V1_RUNNER_MODULE and SAMPLE in self.asked_for:
             self.say("info", "sampler: the V1 model runner draws its tokens itself")
-        elif name == MASKS.module:
-            self._wrap_if_asked_for(module, MASKS, "masks stay")
-        elif name in SAMPLER_MODULES:
+        if name in SAMPLER_MODULES:
             self._wrap_if_asked_for(module, TOPK_SCORES, "log-probabilities stay")
-            if name == SAMPLE.module:
-                self._wrap_if_asked_for(module, SAMPLE, "sampling stays")
-            elif name == VERIFY_DRAFTS.module:
-                self._wrap_if_asked_for(module, VERIFY_DRAFTS, "drafts stay")
+        stays = {SAMPLE: "sampling stays", VERIFY_DRAFTS: "drafts stay", MASKS: "masks stay"}
+        for point, what in stays.items():
+            if name == point.module:
+                self._wrap_if_asked_for(module, point, what)
 
     def _wrap_if_asked_for(self, module: ModuleType, point: PatchPoint, what: str) -> None:
         """Wrap a function that may be unlike the known one."""
@@ -258,11 +256,8 @@ def describe() -> list[tuple[str, str]]:
         reason = str(bad[0])
     if not reason and not _entry_points():
         reason = "vLLM does not find the entry point"
-    where = (
-        "whatever sparse_indexer_topk_backend says"
-        if mode is Mode.FORCE
-        else ("where sparse_indexer_topk_backend is auto")
-    )
+    setting = "sparse_indexer_topk_backend"
+    where = f"whatever {setting} says" if mode is Mode.FORCE else f"where {setting} is auto"
     if not reason:
         for (what, asked_for, _), found in zip(OPTIONAL, optional, strict=True):
             if asked_for() and all(finding.good for finding in found):

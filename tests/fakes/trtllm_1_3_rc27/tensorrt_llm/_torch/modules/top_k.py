@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from enum import Enum
 
 import torch
@@ -89,73 +88,3 @@ class TopK(torch.nn.Module):
             compress_ratio=self.compress_ratio,
         )
         return output_indices
-
-
-class TopK14(TopK):
-    """The class as in 1.4.0rc0 to rc1."""
-
-    def __init__(
-        self,
-        top_k,
-        *,
-        prefill_implementation=None,
-        decode_implementation=None,
-        compress_ratio=1,
-        gvr_self_sampling=True,
-        use_gvr_locality_domain=False,
-    ):
-        super().__init__(top_k, decode_implementation=decode_implementation, compress_ratio=compress_ratio)
-        self.gvr_self_sampling = gvr_self_sampling
-        self.use_gvr_locality_domain = use_gvr_locality_domain
-
-    def forward(
-        self,
-        scores,
-        output_indices,
-        *,
-        is_prefill,
-        row_starts=None,
-        row_ends=None,
-        sequence_lengths=None,
-        scan_lengths=None,
-        next_n=1,
-        max_seq_len=None,
-        gvr_ext_kwargs=None,
-        radix_aux_indices=None,
-        radix_aux_logits=None,
-    ):
-        if is_prefill:
-            return super().forward(
-                scores, output_indices, is_prefill=True, row_starts=row_starts, row_ends=row_ends
-            )
-        return self._forward_decode(
-            scores,
-            sequence_lengths,
-            scan_lengths,
-            output_indices,
-            next_n,
-            max_seq_len,
-            gvr_ext_kwargs,
-            radix_aux_indices,
-            radix_aux_logits,
-        )
-
-    def _forward_decode(
-        self,
-        scores: torch.Tensor,
-        sequence_lengths: torch.Tensor,
-        scan_lengths: torch.Tensor,
-        output_indices: torch.Tensor,
-        next_n: int,
-        max_seq_len: int | None,
-        gvr_ext_kwargs: dict[str, torch.Tensor | None] | None,
-        radix_aux_indices: torch.Tensor | None,
-        radix_aux_logits: torch.Tensor | None,
-    ) -> torch.Tensor:
-        return super()._forward_decode(
-            scores, sequence_lengths, scan_lengths, output_indices, next_n, max_seq_len, gvr_ext_kwargs
-        )
-
-
-if os.environ.get("FAKE_NEWEST"):
-    TopK = TopK14
