@@ -117,11 +117,12 @@ def describe() -> list[tuple[str, str]]:
 
     The second text of a pair is the variable's value, or what is wrong with it.
     """
-    modes = (ENABLE_TRTLLM, ENABLE_SAMPLER_TRTLLM, ENABLE_VLLM, ENABLE_SGLANG, ENABLE_SAMPLER)
+    modes = (ENABLE_VLLM, ENABLE_SGLANG, ENABLE_SAMPLER, ENABLE_SLICES, ENABLE_DCP, ENABLE_SAMPLER_TRTLLM)
     judges: dict[str, Callable[[], object]] = {
         DISABLE: disabled,
-        **{each: functools.partial(user_mode, each) for each in (*modes, ENABLE_SLICES, ENABLE_DCP)},
+        ENABLE_TRTLLM: functools.partial(user_mode, ENABLE_TRTLLM),
         OPTIONS: options,
+        **{each: functools.partial(user_mode, each) for each in modes},
         VERIFY: verify_calls,
         VERIFY_TRTLLM: verify_calls,
     }
