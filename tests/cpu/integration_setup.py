@@ -1,11 +1,9 @@
-"""What tests of the TensorRT-LLM integration share: a process no other test has changed, and an oracle."""
+"""What tests of the TensorRT-LLM integration share: how its hook is put in place, and an oracle."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -19,19 +17,13 @@ from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations.tensorrt_llm import hook
 from gvr_topk.integrations.tensorrt_llm.hint_state import HintState
 
-
-@contextmanager
-def undisturbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run without our variables and hooks, on one thread; afterwards nothing is left of a test."""
-    for name in ("GVR_TOPK_DISABLE", "TRTLLM_GVR_TOPK", "TRTLLM_GVR_TOPK_OPTIONS"):
-        monkeypatch.setenv(name, "")  # so that it is put back whatever a test makes of it
-        monkeypatch.delenv(name)
-    integration.uninstall()  # where the package is installed, its import hook waits for the fakes
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
-    yield
-    torch.set_num_threads(threads)
-    integration.uninstall()
+VARIABLES = (
+    "GVR_TOPK_DISABLE",
+    "TRTLLM_GVR_TOPK",
+    "TRTLLM_GVR_TOPK_OPTIONS",
+    "TRTLLM_GVR_TOPK_YAML",
+    "TRTLLM_GVR_TOPK_METRICS_DIR",
+)
 
 
 def hooked(monkeypatch: pytest.MonkeyPatch, mode: str = "1", **options: Any) -> ModuleType:
@@ -73,15 +65,8 @@ def lines_of(level: str) -> list[str]:
 def check_decode_rows(*, in_order: bool) -> list[int]:
     """Compare every decode row that the loaded fake selects from now on with the oracle.
 
-    Parameters
-    ----------
-    in_order : bool
-        Whether positions ascend, as this package's op promises and TensorRT-LLM's own does not.
-
-    Returns
-    -------
-    list of int
-        Rows of each call that was compared; it grows.
+    Positions are `in_order` where this package's op selects them, and not where TensorRT-LLM's own does. The
+    list has the rows of each call that was compared; it grows.
     """
     compared: list[int] = []
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from sampler_setup import change_op
 from vllm_engine import draft_batch, logits_of, sampler_batch, sampler_with
-from vllm_lines import break_sampler, calls, lines_of_draws
+from vllm_lines import break_sampler, calls
 
 from eval.engines import vllm_sampler as trial
 from gvr_topk.integrations import vllm as integration
@@ -27,13 +27,12 @@ OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 @pytest.fixture
-def patches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Transaction]:
-    with lines_of_draws(monkeypatch):
-        integration.register()
-        made = Transaction()
-        sampler_with()  # imports the modules, which ours then patches
-        yield made
-        made.rollback()
+def patches(log: list[str]) -> Iterator[Transaction]:
+    integration.register()
+    made = Transaction()
+    sampler_with()  # imports the modules, which ours then patches
+    yield made
+    made.rollback()
 
 
 def steps(count: int = 20, kind: str = trial.MIXED, **given: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine import SHAPES, Engine, Request, fake_package
-from integration_setup import check_decode_rows, hooked, lines_of, state_of, undisturbed
+from integration_setup import check_decode_rows, hooked, lines_of, state_of
 
 from gvr_topk import TopkState
 from gvr_topk.integrations import tensorrt_llm as integration
@@ -26,10 +26,7 @@ def telling(request):
         yield request.param
 
 
-@pytest.fixture(autouse=True)
-def restored(monkeypatch):
-    with undisturbed(monkeypatch):
-        yield
+pytestmark = pytest.mark.usefixtures("undisturbed")
 
 
 def words_of(engine, request: Request) -> torch.Tensor:

@@ -27,7 +27,7 @@ from engine import (
     load_llm_args,
     tree_of,
 )
-from integration_setup import lines_of, running
+from integration_setup import VARIABLES, lines_of, running
 from pydantic import ValidationError
 
 import gvr_topk_autoload
@@ -39,19 +39,14 @@ from gvr_topk.integrations._kit.transaction import Transaction
 from gvr_topk.integrations.tensorrt_llm.inspection import inspect_engine, root_of_engine
 from gvr_topk.integrations.tensorrt_llm.selection import DecodeOp
 
+pytestmark = pytest.mark.usefixtures("undisturbed")
+
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = ROOT / "tests" / "fakes"
 OLD = ("trtllm_1_2", "trtllm_1_3_monolith")
 """Shapes whose configuration does not know ``enable_heuristic_topk``."""
 
 VERSIONS = dict(zip(SHAPES, ("1.2.1", "1.3.0rc2", "1.3.0rc22", "1.3.0rc25", "1.3.0rc27"), strict=True))
-VARIABLES = (
-    "GVR_TOPK_DISABLE",
-    "TRTLLM_GVR_TOPK",
-    "TRTLLM_GVR_TOPK_OPTIONS",
-    "TRTLLM_GVR_TOPK_YAML",
-    "TRTLLM_GVR_TOPK_METRICS_DIR",
-)
 YAML = """
 sparse_attention_config:
   algorithm: dsa
@@ -60,20 +55,6 @@ gvr_topk:
   stats: true
 """
 PLAIN = "sparse_attention_config: {algorithm: dsa}\n"
-
-
-@pytest.fixture(autouse=True)
-def restored(monkeypatch):
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    yield
-    integration.uninstall()
-
-
-@pytest.fixture(params=SHAPES)
-def shape(request):
-    with fake_package(request.param):
-        yield request.param
 
 
 def parse(text: str):

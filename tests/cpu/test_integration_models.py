@@ -7,15 +7,11 @@ import random
 import pytest
 import torch
 from engine import BY_PHASE, SHAPES, Engine, Request, fake_package
-from integration_setup import check_decode_rows, hooked, lines_of, state_of, undisturbed
+from integration_setup import check_decode_rows, hooked, lines_of, state_of
 
 from gvr_topk.integrations import tensorrt_llm as integration
 
-
-@pytest.fixture(autouse=True)
-def restored(monkeypatch):
-    with undisturbed(monkeypatch):
-        yield
+pytestmark = pytest.mark.usefixtures("undisturbed")
 
 
 def decode(engine: Engine, requests: list[Request], steps: int, next_n: int) -> list[torch.Tensor]:

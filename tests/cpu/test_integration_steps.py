@@ -17,7 +17,6 @@ from integration_setup import (
     named_arguments,
     running,
     state_of,
-    undisturbed,
 )
 
 from eval.campaigns.evidence import read_evidence
@@ -25,17 +24,7 @@ from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations.tensorrt_llm import hook as layer_hook
 from gvr_topk.integrations.tensorrt_llm.selection import DecodeOp
 
-
-@pytest.fixture(params=SHAPES)
-def shape(request):
-    with fake_package(request.param):
-        yield request.param
-
-
-@pytest.fixture(autouse=True)
-def restored(monkeypatch):
-    with undisturbed(monkeypatch):
-        yield
+pytestmark = pytest.mark.usefixtures("undisturbed")
 
 
 def plan(seed: int, steps: int, max_requests: int, next_n: int, max_len: int):

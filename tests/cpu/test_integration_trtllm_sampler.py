@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from engine import SHAPES, fake_package, load_llm_args
-from integration_setup import Watch, lines_of, undisturbed
+from integration_setup import Watch, lines_of
 from sampler_setup import change_op, fail, law
 from scipy import stats
 from torch import Tensor
@@ -60,9 +60,11 @@ CAPTURED = {"gvr_topk::sample", "gvr_topk::renorm"} | {
 
 
 @pytest.fixture(params=SHAPES[-1:])
-def process(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+def process(
+    undisturbed: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[None]:
     """A process that may import the fake, with both switches on."""
-    with undisturbed(monkeypatch), fake_package(request.param):
+    with fake_package(request.param):
         for name in ("GVR_TOPK_VERIFY", "TRTLLM_GVR_TOPK_VERIFY"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")

@@ -14,8 +14,9 @@ import pytest
 import torch
 from edited_tree import edited
 from prometheus_client import REGISTRY
+from sampler_setup import fail
 from vllm_engine import HERE, Runner, Step, fake_vllm
-from vllm_lines import calls, logged, without_variables
+from vllm_lines import assert_exact, assert_prompts_exact, calls
 
 from gvr_topk.constants import STATE_UNKNOWN, STATE_VALUE_ONLY
 from gvr_topk.evaluation.oracle import sorted_topk
@@ -38,33 +39,14 @@ OURS = "gvr_topk"
 OWN = "vLLM serves with its own top-k"
 
 
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch):
-    without_variables(monkeypatch)
-    yield
-    integration.unregister()
-
-
 @pytest.fixture
-def log():
-    with logged() as lines:
-        yield lines
-
-
-@pytest.fixture
-def vllm():
-    with fake_vllm():
-        yield
-
-
-@pytest.fixture
-def serving(vllm, log):
+def serving(log):
     """VLLM with the hook."""
     integration.register()
 
 
 @pytest.fixture
-def changed(tmp_path):
+def changed(log, tmp_path):
     """Make a copy of the fake in which texts are replaced: ``changed({file: (old, new)})``."""
 
     def change(edits):
@@ -78,24 +60,6 @@ def states(runner: Runner) -> RequestStates:
     found = plugin._integration.hook.state_of(runner.builder)
     assert found is not None
     return found
-
-
-def assert_exact(step: Step, topk: int, ours: bool = True) -> None:
-    """Every row as the oracle has it; the fake's own top-k has the same set in another order."""
-    for name, logits in step.logits.items():
-        wanted = sorted_topk(logits, step.lengths, topk)
-        got = step.chosen[name]
-        if ours:
-            assert torch.equal(got, wanted)
-        else:
-            assert torch.equal(got.sort(1).values, wanted.sort(1).values)
-            assert not torch.equal(got, wanted)
-
-
-def assert_prompts_exact(step: Step, topk: int, ours: bool = True) -> None:
-    """The same of the rows of the prompts."""
-    assert step.prompts is not None and len(step.prompts.lengths) > 0
-    assert_exact(step.prompts, topk, ours)
 
 
 def serve(ours: bool = True, prompt: bool = False, **options) -> Runner:
@@ -245,7 +209,7 @@ def test_prefill_in_other_layouts_is_vllms(serving):
     assert hook.select(PrefillCall(logits, starts, ends, out, 2, 128, 1, 8), op)  # none of them was an error
 
 
-def test_prefill_op_that_has_changed(vllm, log, monkeypatch):
+def test_prefill_op_that_has_changed(log, monkeypatch):
     """One transaction: decode is left alone, too."""
     __import__("vllm._custom_ops")
     monkeypatch.setattr(torch.ops._C, "top_k_per_row_prefill", torch.ops._C.renamed_top_k_per_row_prefill)
@@ -259,7 +223,7 @@ def test_prefill_op_that_has_changed(vllm, log, monkeypatch):
     assert not hasattr(SparseIndexerTopk.forward, "__wrapped__")
 
 
-def test_prefill_op_that_is_not_there(vllm, log, monkeypatch):
+def test_prefill_op_that_is_not_there(log, monkeypatch):
     """Decode is served all the same."""
     monkeypatch.setattr(plugin, "PREFILL", replace(plugin.PREFILL, name="torch.ops._C.top_k_of_another_name"))
     integration.register()
@@ -506,7 +470,7 @@ def test_v1_runner_has_no_state(serving, log):
 
 
 @pytest.mark.parametrize("share", [1, 4])
-def test_an_indexer_of_a_models_own_is_served_without_state(vllm, share):
+def test_an_indexer_of_a_models_own_is_served_without_state(log, share):
     """GLM-5-Next scores pools of keys, and calls both top-k's itself with outputs of its own.
 
     The layer is not named to us, the outputs are not filled with -1 before, and the longest length is that of
@@ -532,7 +496,7 @@ def test_an_indexer_of_a_models_own_is_served_without_state(vllm, share):
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_model_that_asks_for_an_exact_backend_keeps_it(vllm, monkeypatch, force):
+def test_a_model_that_asks_for_an_exact_backend_keeps_it(log, monkeypatch, force):
     """Step5 takes ``per_row`` where the setting is ``auto``, as the other kernels are not exact to it."""
     from vllm.model_executor.layers.indexer_topk import get_indexer_topk
 
@@ -565,7 +529,7 @@ def test_chosen_backend_is_respected(serving, log):
         ("GVR_TOPK_VERIFY", "all", f"refused: GVR_TOPK_VERIFY: wanted a number of calls, got 'all'. {OWN}"),
     ],
 )
-def test_switches(vllm, log, monkeypatch, name, value, line):
+def test_switches(log, monkeypatch, name, value, line):
     monkeypatch.setenv(name, value)
     integration.register()
     serve(ours=False, prompt=True)
@@ -574,7 +538,7 @@ def test_switches(vllm, log, monkeypatch, name, value, line):
     assert calls() == {} and Finder not in sys.meta_path
 
 
-def test_no_library(vllm, log, monkeypatch):
+def test_no_library(log, monkeypatch):
     monkeypatch.setattr(engine_module, "library_status", lambda: LibraryStatus(False, None, "not built"))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     integration.register()
@@ -659,19 +623,18 @@ def test_broken_metadata_costs_the_state_alone(changed, log):
         assert calls() == {(OURS, "no_state"): 4}
 
 
-@pytest.mark.parametrize(
+OPS = pytest.mark.parametrize(
     ("module", "op", "kind"),
     [(hook_module, "indexer_topk_decode", ""), (prefill_module, "indexer_topk_prefill", "prefill ")],
 )
+
+
+@OPS
 def test_an_op_that_fails_falls_back_alone_and_for_good(serving, log, monkeypatch, module, op, kind):
     runner = Runner()
     request = runner.add("a", 300)
     assert_exact(runner.step([request]), runner.topk)
-
-    def fail(*args, **kwargs):
-        raise RuntimeError("no room\nfor this launch")
-
-    monkeypatch.setattr(module, op, fail)
+    monkeypatch.setattr(module, op, lambda *args, **kwargs: fail(args))
     for prompt in "bc":
         step = runner.step([request], [runner.add(prompt, 200)])
         assert_exact(step, runner.topk, ours=kind != "")
@@ -684,7 +647,7 @@ def test_an_op_that_fails_falls_back_alone_and_for_good(serving, log, monkeypatc
 
 
 @pytest.mark.parametrize("drafts", [0, 2])
-def test_the_first_calls_are_verified(vllm, log, monkeypatch, drafts):
+def test_the_first_calls_are_verified(log, monkeypatch, drafts):
     monkeypatch.setenv("GVR_TOPK_VERIFY", "3")
     integration.register()
     runner = Runner(drafts=drafts)
@@ -698,11 +661,8 @@ def test_the_first_calls_are_verified(vllm, log, monkeypatch, drafts):
     assert calls() == {(OURS, "hint"): 6, (OURS, "prefill"): 6}
 
 
-@pytest.mark.parametrize(
-    ("module", "op", "kind"),
-    [(hook_module, "indexer_topk_decode", ""), (prefill_module, "indexer_topk_prefill", "prefill ")],
-)
-def test_an_op_that_is_wrong_is_noticed(vllm, log, monkeypatch, module, op, kind):
+@OPS
+def test_an_op_that_is_wrong_is_noticed(log, monkeypatch, module, op, kind):
     """And without GVR_TOPK_VERIFY it is not."""
     monkeypatch.setattr(module, op, lambda *args, out, **kwargs: out.fill_(0))
     integration.register()
@@ -728,7 +688,7 @@ def test_an_op_that_is_wrong_is_noticed(vllm, log, monkeypatch, module, op, kind
 @pytest.mark.parametrize("arch", [90, 100, 103])
 @pytest.mark.parametrize("resolved", ["cooperative", "flashinfer_gvr2"])
 @pytest.mark.parametrize("mode", ["1", "force"])
-def test_auto_that_is_another_gvr_is_left_alone(vllm, log, monkeypatch, arch, resolved, mode):
+def test_auto_that_is_another_gvr_is_left_alone(log, monkeypatch, arch, resolved, mode):
     """On Blackwell alone; the prefill top-k is no such one there."""
     monkeypatch.setenv("GVR_TOPK_VLLM", mode)
     monkeypatch.setattr(backend, "arch_of", lambda device: arch)
@@ -772,7 +732,7 @@ def test_register_twice_is_once(serving, log):
     assert calls() == {(OURS, "hint"): 2}
 
 
-def test_modules_that_are_loaded_before_are_patched_and_restored(vllm):
+def test_modules_that_are_loaded_before_are_patched_and_restored(log):
     load_watched()
     from vllm.model_executor.layers import indexer_topk, sparse_attn_indexer
     from vllm.models.deepseek_v32 import attention
@@ -801,7 +761,9 @@ def test_register_never_raises(log, monkeypatch):
         raise OSError("odd")
 
     monkeypatch.setattr(Engine, "outlook", fail)
-    integration.register()
+    with monkeypatch.context() as without:
+        without.setattr(sys, "path", [path for path in sys.path if path != str(FAKE)])
+        integration.register()
     assert log == [
         "gvr_topk in vLLM of unknown version: refused: OSError: odd. vLLM serves with its own top-k"
     ]
@@ -833,7 +795,7 @@ def test_columns_that_no_row_reaches_are_left_out(monkeypatch, dtype, vector):
     assert visible(logits, 10).shape == (2, 400)
 
 
-def test_metric_in_vllms_registry(vllm, monkeypatch, tmp_path):
+def test_metric_in_vllms_registry(log, monkeypatch, tmp_path):
     monkeypatch.setenv("GVR_TOPK_VLLM_METRICS_DIR", str(tmp_path))
     integration.register()
     runner = Runner()
@@ -849,7 +811,7 @@ def test_metric_in_vllms_registry(vllm, monkeypatch, tmp_path):
     assert REGISTRY.get_sample_value("gvr_topk_calls_total", labels) is None
 
 
-def test_metrics_that_cannot_be_kept_cost_nothing_else(vllm, log, monkeypatch, tmp_path):
+def test_metrics_that_cannot_be_kept_cost_nothing_else(log, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("GVR_TOPK_VLLM_METRICS_DIR", str(tmp_path / "file" / "missing"))
     monkeypatch.setattr(plugin.CallMetrics, "open", lambda self: (_ for _ in ()).throw(ValueError("taken")))
@@ -883,7 +845,7 @@ def test_entry_point(installed):
     assert {entry.load() for entry in found} == {integration.register}
 
 
-def test_doctor(vllm, installed, monkeypatch):
+def test_doctor(log, installed, monkeypatch):
     rows = dict(integration.describe())
     assert rows["vLLM"].startswith(f"0.33.0 in {FAKE}")
     assert rows["entry point"] == "gvr_topk = gvr_topk.integrations.vllm:register in vllm.general_plugins"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from vllm_engine import Runner, Step
-from vllm_lines import LINE, lines_with
+from vllm_lines import LINE
 
 from gvr_topk.evaluation.oracle import sorted_blocks, sorted_topk
 from gvr_topk.integrations import vllm as integration
@@ -20,12 +19,6 @@ from gvr_topk.integrations.vllm.upstream import CANDIDATES, INDEXER_MODULE
 OURS = ("gvr_topk", "candidates")
 COUNT, WIDTH = 8, 203
 UNUSED = -7
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    with lines_with(monkeypatch) as lines:
-        yield lines
 
 
 def calls() -> dict[tuple[str, str], int]:
@@ -65,12 +58,8 @@ def assert_source(step: Step, runner: Runner, chosen: Tensor) -> None:
         assert torch.equal(step.chosen[name], sorted_topk(logits, step.lengths, runner.topk))
 
 
-@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("drafts", [0, 2])
-def test_decode_rows_and_prompts(log: list[str], drafts: int, early: bool) -> None:
-    """Whether vLLM's modules are loaded before the plugin or after it."""
-    if early:
-        importlib.import_module(INDEXER_MODULE)
+def test_decode_rows_and_prompts(log: list[str], drafts: int) -> None:
     integration.register()
     runner = Runner(drafts=drafts, via_op=True)
     buffer = two_levels(runner)

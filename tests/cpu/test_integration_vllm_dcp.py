@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 from vllm_engine import CHUNK, Request, Runner, fake_vllm
-from vllm_lines import LINE, lines_with, logged
+from vllm_lines import LINE, logged
 
 from gvr_topk import indexer_topk_decode
 from gvr_topk.evaluation.oracle import sorted_topk
@@ -37,9 +37,9 @@ UNUSED = -7
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    with lines_with(monkeypatch, ENABLE) as lines:
-        yield lines
+def log(log: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv(ENABLE, "1")
+    return log
 
 
 # ---------------------------------------------------------------- whole engines, a process for each rank

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import torch
 from sampler_setup import change_op, fail
 from torch import Tensor
 from vllm_engine import SAMPLING, draft_batch, logits_of, native, sampler_with
-from vllm_lines import LINE, calls, lines_of_draws
+from vllm_lines import LINE, calls
 
 from gvr_topk import sampling
 from gvr_topk.integrations import vllm as integration
@@ -23,12 +23,6 @@ SLOTS, LENGTH, STEPS = len(SAMPLING), 24, 3
 OURS, DRAWN = ("gvr_topk", "drafts"), ("gvr_topk", "sampler")
 ON = LINE + "on: drafts of the V2 model runner: accepted where they equal the tokens drawn"
 OFF = " vLLM's own rejection sampler serves from now on"
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    with lines_of_draws(monkeypatch) as lines:
-        yield lines
 
 
 def rejection_sampler(one: Any, **given: Any) -> Any:

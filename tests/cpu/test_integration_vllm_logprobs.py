@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from sampler_setup import fail
+from sampler_setup import change_op, fail
 from torch import Tensor
 from vllm_engine import Runner
-from vllm_lines import LINE, calls, lines_with
+from vllm_lines import LINE, calls
 
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations._kit.verify import Differs
@@ -22,13 +22,6 @@ from gvr_topk.sampling import TopkLogprobs, topk_logprobs
 
 OURS, VLLMS = ("gvr_topk", "logprobs"), "original"
 WIDTH = 300
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Lines of the integration, as it is without any switch."""
-    with lines_with(monkeypatch) as lines:
-        yield lines
 
 
 def loaded() -> list[Any]:
@@ -60,12 +53,8 @@ def assert_like(got: Any, logits: Tensor, n: int, sampled: Tensor, ours: bool = 
     assert torch.equal(got.selected_token_ranks, ranks)
 
 
-@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_caller_is_served(log: list[str], dtype: torch.dtype, early: bool, monkeypatch: Any) -> None:
-    """Whether vLLM's modules are loaded before the plugin or after it."""
-    if early:
-        loaded()
+def test_every_caller_is_served(log: list[str], dtype: torch.dtype, monkeypatch: Any) -> None:
     integration.register()
     sampler, rejection, prompt = loaded()
     logits, sampled = rows()
@@ -139,21 +128,12 @@ def test_what_vllm_computes_itself(log: list[str], monkeypatch: pytest.MonkeyPat
     assert calls()[OURS] == 1 and len(log) == 1
 
 
-def broken(monkeypatch: pytest.MonkeyPatch, change: Callable[[TopkLogprobs], object]) -> None:
-    def run(*arguments: Any) -> TopkLogprobs:
-        found = topk_logprobs(*arguments)
-        change(found)
-        return found
-
-    monkeypatch.setattr(logprobs, "topk_logprobs", run)
-
-
 def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The top-k of the layers goes on."""
     integration.register()
     sampler, *_ = loaded()
     logits, sampled = rows()
-    broken(monkeypatch, fail)
+    change_op(monkeypatch, logprobs, "topk_logprobs", fail)
     for _ in range(2):
         assert_like(sampler.Sampler().score(logits, 4, sampled), logits, 4, sampled, ours=False)
         monkeypatch.undo()
@@ -210,7 +190,7 @@ def test_a_result_that_is_wrong_is_noticed(
     integration.register()
     sampler, *_ = loaded()
     logits, sampled = rows()
-    broken(monkeypatch, change)
+    change_op(monkeypatch, logprobs, "topk_logprobs", change)
     for _ in range(2):
         assert_like(sampler.Sampler().score(logits, 6, sampled), logits, 6, sampled, ours=False)
     (line,) = log

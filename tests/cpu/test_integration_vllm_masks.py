@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from sampler_setup import fail
 from vllm_engine import draft_batch, logits_of, native, sampler_batch, sampler_with
-from vllm_lines import LINE, calls, lines_of_draws
+from vllm_lines import LINE, calls
 
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import sampler
@@ -33,11 +32,9 @@ STEPS = 3
 
 
 @pytest.fixture(autouse=True)
-def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    with lines_of_draws(monkeypatch) as lines:
-        monkeypatch.setattr(importlib.import_module(MASKS.module), "MAX_COMPACT_SUPPORT", 100)
-        integration.register()
-        yield lines
+def served(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module(MASKS.module), "MAX_COMPACT_SUPPORT", 100)
+    integration.register()
 
 
 def same(got: Any, wanted: Any) -> None:

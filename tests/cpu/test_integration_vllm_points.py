@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from vllm_engine import Runner
-from vllm_lines import LINE, calls, lines_of_draws
+from vllm_lines import LINE, calls
 
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations._kit import environment
@@ -92,14 +91,12 @@ def point(request: pytest.FixtureRequest) -> Point:
 
 
 @pytest.fixture(autouse=True)
-def log(point: Point, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Lines of the integration, with the switch of the point on alone."""
-    with lines_of_draws(monkeypatch) as lines:
-        monkeypatch.setenv(SAMPLER, "0")
-        if point.variable:
-            monkeypatch.setenv(point.variable, "1")
-        monkeypatch.setattr(plugin, "_entry_points", lambda: ["there"])
-        yield lines
+def switched_on(point: Point, log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the switch of the point on alone."""
+    monkeypatch.setenv(SAMPLER, "0")
+    if point.variable:
+        monkeypatch.setenv(point.variable, "1")
+    monkeypatch.setattr(plugin, "_entry_points", lambda: ["there"])
 
 
 @pytest.mark.parametrize("early", [False, True])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from sampler_setup import fail
 from torch import Tensor
 from vllm_engine import SAMPLING, Runner, logits_of, native, sampler_batch, sampler_with
-from vllm_lines import LINE, break_sampler, calls, lines_of_draws
+from vllm_lines import LINE, break_sampler, calls
 
 from gvr_topk import sampling
 from gvr_topk.integrations import vllm as integration
@@ -21,12 +20,6 @@ SLOTS = len(SAMPLING)
 OURS = ("gvr_topk", "sampler")
 ON = LINE + "on: tokens of the V2 model runner: temperature, min-p, top-k, top-p and draw"
 OFF = " vLLM's own sampler serves from now on"
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    with lines_of_draws(monkeypatch) as lines:
-        yield lines
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from vllm_engine import logits_of, native, sampler_batch, sampler_with
-from vllm_lines import LINE, break_sampler, lines_of_draws
+from vllm_lines import LINE, break_sampler
 
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import sampler
@@ -21,12 +21,6 @@ from gvr_topk.sampling import arithmetic
 OURS, DIFFERS = ("gvr_topk", "sampler"), ("original", "sampler error: Differs")
 WIDTH = 300
 LAST = WIDTH - 1
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    with lines_of_draws(monkeypatch) as lines:
-        yield lines
 
 
 def test_the_first_calls_are_verified(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm_engine import CHUNK, Runner, Step
-from vllm_lines import calls, lines_with
+from vllm_engine import CHUNK, Runner
+from vllm_lines import assert_prompts_exact, calls
 
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
@@ -25,13 +25,12 @@ STOCK, WHOLE, SLICED = "original", ("gvr_topk", "prefill"), ("gvr_topk", "prefil
 
 
 @pytest.fixture(autouse=True)
-def log(monkeypatch):
-    """Lines of the integration, with the switch on; slices and chunks are small."""
+def small(log, monkeypatch):
+    """Slices and chunks."""
     monkeypatch.setattr(slices, "ALIGNMENT", 16)
     monkeypatch.setattr(slices, "ROWS_PER_MULTIPROCESSOR", 2)
     monkeypatch.setattr(slices, "multiprocessors", lambda device: 2)
-    with lines_with(monkeypatch, "GVR_TOPK_VLLM_SLICES") as lines:
-        yield lines
+    monkeypatch.setenv("GVR_TOPK_VLLM_SLICES", "1")
 
 
 @pytest.fixture
@@ -50,19 +49,11 @@ def scored(monkeypatch):
     return shapes
 
 
-def assert_exact(step: Step, k: int, ours: bool = True) -> None:
-    """Every row of the prompts as the oracle has it; the fake's own top-k has the set in another order."""
-    assert step.prompts is not None
-    for name, logits in step.prompts.logits.items():
-        wanted, got = sorted_topk(logits, step.prompts.lengths, k), step.prompts.chosen[name]
-        assert torch.equal(got, wanted) if ours else torch.equal(got.sort(1).values, wanted.sort(1).values)
-
-
 def warmed(**options) -> Runner:
     """A runner whose layers have scored a prompt."""
     runner = Runner(logits_bytes=BUDGET, **options)
     first = runner.add("first", CHUNK)
-    assert_exact(runner.step([], [first]), runner.topk)
+    assert_prompts_exact(runner.step([], [first]), runner.topk)
     runner.finish(first)
     return runner
 
@@ -77,7 +68,7 @@ def test_long_prompts_are_exact_in_slices(scored, log, via_op, inference):
         before, shapes = calls(), len(scored)
         assert before == {WHOLE: 2}
         step = runner.step([], [runner.add("long", KEYS), runner.add("short", 40)])
-    assert_exact(step, runner.topk)
+    assert_prompts_exact(step, runner.topk)
     # Nine rows, four at once, of which the last one fits the budget; and the short prompt.
     assert calls() == before | {SLICED: 2 * 2, WHOLE: 2 + 2 + 2}
     rows = [shape[0] for shape in scored[shapes:]]
@@ -106,7 +97,7 @@ def test_ranks_that_share_the_rows_score_theirs_in_slices(scored, monkeypatch):
         assert all(4 * rows * width <= BUDGET for rows, width in scored[shapes:])
         chosen.append(step.prompts.chosen)
     step.prompts.chosen = {name: torch.stack([own[name] for own in chosen]).amax(0) for name in runner.names}
-    assert_exact(step, runner.topk)
+    assert_prompts_exact(step, runner.topk)
     for name in runner.names:
         assert [int((own[name][:, 0] >= 0).sum()) for own in chosen] == [6, 6, 6]
 
@@ -125,7 +116,7 @@ def test_other_chunks_stay(scored, log, monkeypatch, options):
     runner = Runner(logits_bytes=BUDGET, **options)
     for _ in range(2):
         step = runner.step([], [runner.add("long", KEYS)])
-        assert_exact(step, runner.topk, ours)
+        assert_prompts_exact(step, runner.topk, ours)
     assert SLICED not in calls()
     assert all(rows <= ROWS for rows, _ in scored)
     assert any("not in use: prefill slices: " in line for line in log) is ours
@@ -141,7 +132,7 @@ def test_a_builder_of_another_kind_keeps_its_chunks(scored, log):
     assert [part.stop - part.start for _, part in chunks] == [2, 2, 2, 2, 1]
     del runner.builder.dcp_world_size
     for _ in range(2):
-        assert_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
+        assert_prompts_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
         runner.builder.dcp_world_size = 1
     assert SLICED not in calls() and max(rows for rows, width in scored if width == KEYS) == ROWS
     said = [line for line in log if "prompts are not scored in slices: AttributeError" in line]
@@ -152,7 +143,7 @@ def test_chunks_stay_until_asked_for(scored, monkeypatch):
     monkeypatch.setenv("GVR_TOPK_VLLM_SLICES", "0")
     integration.register()
     runner = warmed()
-    assert_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
+    assert_prompts_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
     assert set(calls()) == {WHOLE}
 
 
@@ -162,7 +153,7 @@ def test_layers_that_score_elsewhere_keep_their_chunks(scored, log):
     runner = warmed()
     assert not [line for line in log if "not in use" in line]
     runner.builder.layer_names = [*runner.names, "model.layers.9.self_attn.indexer.k_cache"]
-    assert_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
+    assert_prompts_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
     assert SLICED not in calls() and max(rows for rows, width in scored if width == KEYS) == ROWS
     assert log[-1].endswith("slices: model.layers.9.self_attn.indexer.k_cache has not scored a prompt")
 
@@ -180,7 +171,7 @@ def test_layers_that_select_elsewhere_keep_their_chunks(scored):
         ends = torch.tensor([3], dtype=torch.int32)
         module.fp8_fp4_mqa_logits((scores, None), (scores.T, scores), scores, ends * 0, ends, 3)
     hook._layer = lambda: None
-    assert_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
+    assert_prompts_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
     assert SLICED not in calls() and max(rows for rows, _ in scored) == ROWS
 
 
@@ -190,7 +181,7 @@ def test_the_least_budgets(scored, budget):
     integration.register()
     runner = Runner(logits_bytes=budget)
     for _ in range(2):
-        assert_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
+        assert_prompts_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
     assert max(rows * width for rows, width in scored) <= max(4 * 16, KEYS)
     assert calls()[SLICED] == 2 * 2
 
@@ -200,7 +191,7 @@ def test_chunks_of_an_unknown_kind_are_left_alone(log, monkeypatch):
     integration.register()
     runner = warmed()
     monkeypatch.setattr(slices, "full_chunks", lambda chunks, rows: chunks[0].rows)
-    assert_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
+    assert_prompts_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
     assert log[-1].endswith(
         "prompts are not scored in slices: AttributeError: 'tuple' object has no attribute 'rows'"
     )
@@ -221,13 +212,13 @@ def test_an_error_leaves_the_chunk_to_vllm(scored, log, monkeypatch):
 
     monkeypatch.setattr(prefill, "indexer_topk_prefill", fail_later)
     request = runner.add("long", KEYS)
-    assert_exact(runner.step([], [request]), runner.topk, ours=False)
+    assert_prompts_exact(runner.step([], [request]), runner.topk, ours=False)
     assert calls() == done | {(STOCK, "prefill error: RuntimeError"): 2 * 3}
     assert all(4 * rows * width <= BUDGET for rows, width in scored[shapes:])
     assert len([line for line in log if "fell back: prefill: RuntimeError: no room" in line]) == 1
     monkeypatch.setattr(prefill, "indexer_topk_prefill", original)
     shapes = len(scored)
-    assert_exact(runner.step([], [request]), runner.topk, ours=False)
+    assert_prompts_exact(runner.step([], [request]), runner.topk, ours=False)
     assert {rows for rows, _ in scored[shapes:]} == {1, ROWS}  # vLLM's own chunks of nine rows
 
 
@@ -237,7 +228,7 @@ def test_the_first_slices_are_verified(log, monkeypatch):
     integration.register()
     runner = warmed(specials=False)
     request = runner.add("long", KEYS)
-    assert_exact(runner.step([], [request]), runner.topk)
+    assert_prompts_exact(runner.step([], [request]), runner.topk)
     assert [line for line in log if line.endswith("verified 2 calls of prefill top-k slices")]
     assert calls()[SLICED] == 2 * 2
     integration.unregister()
@@ -245,7 +236,7 @@ def test_the_first_slices_are_verified(log, monkeypatch):
     integration.register()
     runner = warmed(specials=False)
     step = runner.step([], [runner.add("long", KEYS)])
-    assert_exact(step, runner.topk, ours=False)
+    assert_prompts_exact(step, runner.topk, ours=False)
     (line,) = [line for line in log if "fell back" in line]
     assert "Differs: row 0 of 4: selected score" in line and "prefill" in line
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import sglang_base as base
 import torch
+from sampler_setup import fail
 from sglang_base import CALLS, ForwardBatch, ForwardMode, HookRegistry, ReqToTokenPool
 from sglang_setup import VERSION, fake_sglang, logged, purge
 from torch import Tensor
@@ -344,12 +345,9 @@ class TestLeftToSGLang:
         assert second == "fast_topk_v2 left to SGLang: scores of torch.float32 with strides (96, 2)"
 
     def test_an_error_switches_one_function_off(self, sglang: SGLang, lines: Any, monkeypatch: Any) -> None:
-        def fail(*args: Any, **options: Any) -> Tensor:
-            raise RuntimeError("no room\nfor this launch")
-
         sglang.load()
         score, lengths = scores(2), lengths_of([9, WIDTH])
-        monkeypatch.setattr(transforms, "indexer_topk_decode", fail)
+        monkeypatch.setattr(transforms, "indexer_topk_decode", lambda *args, **options: fail(args))
         for _ in range(2):
             got = sglang.kernel.fast_topk_v2(score, lengths, K)
             assert torch.equal(got, base.chosen(score, lengths, K, None))

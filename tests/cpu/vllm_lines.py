@@ -1,18 +1,19 @@
-"""What tests of the plugin share while the fake of vLLM is there: lines, counts, and an op that is broken."""
+"""What tests of the plugin share while the fake of vLLM is there: lines, counts, checks, and a broken op."""
 
 from __future__ import annotations
 
 import logging
 import os
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
-from vllm_engine import fake_vllm
+from vllm_engine import Step
 
 from gvr_topk import sampling
+from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations.vllm import plugin, sampler
 
 LINE = "gvr_topk in vLLM 0.33.0: "
@@ -22,6 +23,24 @@ LINE = "gvr_topk in vLLM 0.33.0: "
 def calls() -> dict[tuple[str, str], int]:
     """Path and reason of the calls so far."""
     return plugin.counters().calls
+
+
+def assert_exact(step: Step, topk: int, ours: bool = True) -> None:
+    """Every row as the oracle has it; the fake's own top-k has the same set in another order."""
+    for name, logits in step.logits.items():
+        wanted = sorted_topk(logits, step.lengths, topk)
+        got = step.chosen[name]
+        if ours:
+            assert torch.equal(got, wanted)
+        else:
+            assert torch.equal(got.sort(1).values, wanted.sort(1).values)
+            assert not torch.equal(got, wanted)
+
+
+def assert_prompts_exact(step: Step, topk: int, ours: bool = True) -> None:
+    """The same of the rows of the prompts."""
+    assert step.prompts is not None and len(step.prompts.lengths) > 0
+    assert_exact(step.prompts, topk, ours)
 
 
 @contextmanager
@@ -40,26 +59,6 @@ def without_variables(monkeypatch: Any) -> None:
     """Unset the variables of this package and of vLLM."""
     for name in [name for name in os.environ if name.startswith(("GVR_TOPK", "VLLM"))]:
         monkeypatch.delenv(name)
-
-
-@contextmanager
-def lines_with(monkeypatch: Any, *switches: str) -> Iterator[list[str]]:
-    """Lines of the integration in a process that can import the fake, with these switches on alone."""
-    without_variables(monkeypatch)
-    for name in switches:
-        monkeypatch.setenv(name, "1")
-    with logged() as lines, fake_vllm():
-        yield lines
-        plugin.unregister()
-
-
-@contextmanager
-def lines_of_draws(monkeypatch: Any) -> Iterator[list[str]]:
-    """As `lines_with` no switch, where our op serves CPUs."""
-    monkeypatch.setattr(sampler, "DEVICE", "cpu")
-    random.seed(1)
-    with lines_with(monkeypatch) as lines:
-        yield lines
 
 
 def break_sampler(monkeypatch: Any, change: Callable[[Tensor], object]) -> None:

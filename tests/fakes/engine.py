@@ -229,31 +229,13 @@ class Engine:
         accepted: list[int] | None = None,
         tell: Any = None,
     ) -> list[torch.Tensor]:
-        """Run one forward step of all layers.
+        """Run one forward step of all layers; what each selects of all tokens but dummies, sorted.
 
-        Parameters
-        ----------
-        contexts : list of (Request, int)
-            Requests in context phase and the size of this chunk of their prompt.
-        generations : list of Request
-        next_n : int
-            New tokens of each generation request.
-        padding : int
-            Dummy generation requests at the end, as CUDA graph padding adds.
-        metadata : DSAtrtllmAttentionMetadata, optional
-            Default: the one of eager steps.
-        phases : bool
-            Call the indexer once for context and once for generation, as later versions do.
-        accepted : list of int, optional
-            Of each generation request, the accepted rows of this step, the first one included. MTP's draft
-            loop is told so where the version has a place for it.
-        tell : any, optional
-            Told in place of `accepted`.
-
-        Returns
-        -------
-        list of Tensor, ``[tokens, topk]``
-            Selected positions per layer, each row sorted; dummy rows left out.
+        `contexts` has requests with the size of this chunk of their prompt, and each of `generations` has
+        `next_n` new tokens. As many dummies as `padding` follow, as in CUDA graphs. With `phases` the indexer
+        is called once for context and once for generation, as later versions do. MTP's draft loop is told
+        of the `accepted` rows of each generation request, the first one included, where the version has a
+        place for them, or `tell` in their place.
         """
         metadata = metadata or self.metadata
         work = [(r, n) for r, n in contexts] + [(r, next_n) for r in generations]

@@ -174,10 +174,6 @@ class KVCacheManager:
         self._blocks[request_id] = self._free.pop(0)
         return self._blocks[request_id]
 
-    def free_resources(self, request_id):
-        if request_id in self._blocks:
-            self._free.append(self._blocks.pop(request_id))
-
 
 class TrtllmAttentionMetadata:
     """Batch metadata: context requests first, generation requests after them."""

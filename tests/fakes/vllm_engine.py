@@ -153,36 +153,13 @@ class Step:
 class Runner:
     """The parts of a model runner that an indexer sees.
 
-    Parameters
-    ----------
-    layers : int
-    seqs : int
-        Requests that can run at once.
-    drafts : int
-        Draft tokens of each decode request.
-    topk : int
-    v2 : bool
-        The V1 runner knows no places.
-    flattening : bool
-        Whether each decode row is a request of its own to the kernels.
-    via_op : bool
-        Whether layers go through the registered op, as other models than DeepSeek-V3.2 do.
-    backend : str
-    specials : bool
-        Whether some scores are NaN or infinite.
-    logits_bytes : int
-        Budget of the scores of a chunk.
-    dcp, pcp : int, bool
-        Ranks that share the keys, and whether others do in prompts, as far as the builder says so.
-    part : tuple of int
-        Number of this rank, ranks that do share the keys, and how many of these go to each in turn.
-    tp : int
-        Ranks that share the rows of prompts, of which this is one.
-    **model
-        What the configuration of the model has.
-    width : int
-        Longest sequence.
-    device : str
+    `seqs` requests can run at once, each with `drafts` draft tokens, and no sequence is longer than `width`.
+    Without `v2` they have no places. With `flattening` each decode row is a request of its own to the
+    kernels, with `via_op` layers go through the registered op, as those of other models than DeepSeek-V3.2
+    do, and with `specials` some scores are NaN or infinite. The scores of a chunk have `logits_bytes`. The
+    builder says that `dcp` ranks share the keys, and with `pcp` others in prompts; `part` is the number of
+    this rank, of how many that do share them, and how many go to each in turn. `tp` ranks share the rows of
+    prompts, and `model` is what the configuration of the model has.
     """
 
     def __init__(

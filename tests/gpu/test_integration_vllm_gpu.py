@@ -22,14 +22,19 @@ pytestmark = pytest.mark.gpu
 K, SEQS, WIDTH = 512, 4, 40_960
 
 
-@pytest.fixture
-def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
+@pytest.fixture(autouse=True)
+def hooked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("GVR_TOPK_DISABLE", raising=False)
     monkeypatch.setenv("GVR_TOPK_VERIFY", "100")  # a comparison inside a capture would fail
     with fake_vllm():
         integration.register()
-        yield Runner(seqs=SEQS, topk=K, width=WIDTH, device="cuda")
+        yield
         integration.unregister()
+
+
+@pytest.fixture
+def runner(hooked: None) -> Runner:
+    return Runner(seqs=SEQS, topk=K, width=WIDTH, device="cuda")
 
 
 def check(runner: Runner, metadata: object, chosen: dict[str, torch.Tensor]) -> None:
@@ -104,10 +109,8 @@ def test_one_graph_for_batches_that_change(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("width", [40_960, 524_288])
-def test_candidate_blocks(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_candidate_blocks(width: int) -> None:
     """In a graph and outside of one, where all is compared with the fake's own choice."""
-    monkeypatch.delenv("GVR_TOPK_DISABLE", raising=False)
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "100")
     rows, count = 6, 2048
     logits = torch.randn(rows, width, device="cuda").masked_fill(
         torch.rand(rows, 1, device="cuda") < 0.5, 2.0
@@ -115,105 +118,87 @@ def test_candidate_blocks(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     logits[0, 9000:] = -torch.inf
     lengths = torch.tensor([width, 30_000, 0, 40_000, 5_000, width - 3], dtype=torch.int32, device="cuda")
     out = torch.zeros(rows, count, dtype=torch.int32, device="cuda")
-    with fake_vllm():
-        integration.register()
-        indexer = importlib.import_module(INDEXER_MODULE)
+    indexer = importlib.import_module(INDEXER_MODULE)
 
-        def choose() -> None:
-            indexer._select_candidate_blocks(logits, None, lengths, count, 8, out)
+    def choose() -> None:
+        indexer._select_candidate_blocks(logits, None, lengths, count, 8, out)
 
+    choose()
+    wanted = best_blocks(logits, lengths.long(), count, drop=True)
+    assert torch.equal(out, wanted) and out[0, 1126] == -1 and bool((out[1] >= 0).all())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
         choose()
-        wanted = best_blocks(logits, lengths.long(), count, drop=True)
-        assert torch.equal(out, wanted) and out[0, 1126] == -1 and bool((out[1] >= 0).all())
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            choose()
-        lengths.copy_(lengths.flip(0))
-        graph.replay()
-        assert torch.equal(out, best_blocks(logits, lengths.long(), count, drop=True))
-        assert integration.counters().calls == {("gvr_topk", "candidates"): 2}
-        integration.unregister()
+    lengths.copy_(lengths.flip(0))
+    graph.replay()
+    assert torch.equal(out, best_blocks(logits, lengths.long(), count, drop=True))
+    assert integration.counters().calls == {("gvr_topk", "candidates"): 2}
 
 
 @pytest.mark.parametrize("n", [0, 20])
-def test_log_probabilities(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+def test_log_probabilities(n: int) -> None:
     """The bits of the CPU, and the fake's own results; a vocabulary that is too wide is vLLM's."""
-    monkeypatch.delenv("GVR_TOPK_DISABLE", raising=False)
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "100")
     draw = torch.Generator().manual_seed(n)
     logits = (3 * torch.randn(64, 128_256, generator=draw)).bfloat16()
     sampled = torch.randint(128_256, (64,), generator=draw)
-    with fake_vllm():
-        integration.register()
-        sampler = importlib.import_module(SAMPLER_MODULES[0]).Sampler()
-        got = sampler.score(logits.cuda(), n, sampled.cuda())
-        wanted = topk_logprobs(logits, n, sampled)
-        assert all(torch.equal(mine.cpu(), other) for mine, other in zip(got[:3], wanted, strict=True))
-        assert integration.counters().calls == {("gvr_topk", "logprobs"): 1}
-        wide = torch.randn(1, 1 << 19, device="cuda")
-        for _ in range(2):
-            assert sampler.score(wide, n, sampled[:1].cuda()).logprobs.shape == (1, n + 1)
-        assert integration.counters().calls["original", "logprobs error: ValueError"] == 2
-        integration.unregister()
+    sampler = importlib.import_module(SAMPLER_MODULES[0]).Sampler()
+    got = sampler.score(logits.cuda(), n, sampled.cuda())
+    wanted = topk_logprobs(logits, n, sampled)
+    assert all(torch.equal(mine.cpu(), other) for mine, other in zip(got[:3], wanted, strict=True))
+    assert integration.counters().calls == {("gvr_topk", "logprobs"): 1}
+    wide = torch.randn(1, 1 << 19, device="cuda")
+    for _ in range(2):
+        assert sampler.score(wide, n, sampled[:1].cuda()).logprobs.shape == (1, n + 1)
+    assert integration.counters().calls["original", "logprobs error: ValueError"] == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_sampler(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_sampler(dtype: torch.dtype) -> None:
     """The tokens of the CPU, and the fake's own; a vocabulary that is too wide is vLLM's."""
-    monkeypatch.delenv("GVR_TOPK_DISABLE", raising=False)
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "100")
     width, places = 128_256, range(12)
     logits = logits_of(12, dtype=dtype, width=width)
-    with fake_vllm():
-        importlib.import_module("vllm.v1.worker.gpu.buffer_utils").DEVICE = "cuda"
-        integration.register()
-        sampler = sampler_with(vocab_size=width)
-        got = sampler(logits.cuda(), sampler_batch(places, 5, "cuda")).sampled_token_ids[:, 0]
-        states = sampler.sampling_states
-        parameters = {
-            name: getattr(states, name).cpu for name in ("temperature", "top_k", "top_p", "min_p", "seeds")
-        }
-        positions = torch.arange(6, 30, 2)
-        assert torch.equal(got.cpu(), sample(logits, **parameters, positions=positions, noise="murmur"))
-        for start in range(100, 2000, 100):
-            sampler(logits.cuda(), sampler_batch(places, start, "cuda"))
-        assert integration.counters().calls == {("gvr_topk", "sampler"): 20}
-        wide = torch.randn(1, 1 << 19, device="cuda")
-        for _ in range(2):
-            assert sampler(wide, sampler_batch([1], 0, "cuda")).sampled_token_ids == wide.argmax()
-        assert integration.counters().calls["original", "sampler error: ValueError"] == 2
-        integration.unregister()
+    importlib.import_module("vllm.v1.worker.gpu.buffer_utils").DEVICE = "cuda"
+    sampler = sampler_with(vocab_size=width)
+    got = sampler(logits.cuda(), sampler_batch(places, 5, "cuda")).sampled_token_ids[:, 0]
+    states = sampler.sampling_states
+    parameters = {
+        name: getattr(states, name).cpu for name in ("temperature", "top_k", "top_p", "min_p", "seeds")
+    }
+    positions = torch.arange(6, 30, 2)
+    assert torch.equal(got.cpu(), sample(logits, **parameters, positions=positions, noise="murmur"))
+    for start in range(100, 2000, 100):
+        sampler(logits.cuda(), sampler_batch(places, start, "cuda"))
+    assert integration.counters().calls == {("gvr_topk", "sampler"): 20}
+    wide = torch.randn(1, 1 << 19, device="cuda")
+    for _ in range(2):
+        assert sampler(wide, sampler_batch([1], 0, "cuda")).sampled_token_ids == wide.argmax()
+    assert integration.counters().calls["original", "sampler error: ValueError"] == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_drafts(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_drafts(dtype: torch.dtype) -> None:
     """The tokens of the CPU, and of greedy requests the fake's own, with right drafts and wrong ones."""
-    monkeypatch.delenv("GVR_TOPK_DISABLE", raising=False)
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "100")
     width, steps, places = 128_256, 3, range(12)
     logits = logits_of(12 * (1 + steps), dtype=dtype, width=width)
-    with fake_vllm():
-        importlib.import_module("vllm.v1.worker.gpu.buffer_utils").DEVICE = "cuda"
-        integration.register()
-        sampler = sampler_with(vocab_size=width)
-        states = sampler.sampling_states
-        parameters = {
-            name: getattr(states, name).cpu for name in ("temperature", "top_k", "top_p", "min_p", "seeds")
-        }
-        rows = draft_batch(places, [5] * 12, [[0] * steps] * 12)
-        parameters |= {
-            "slots": rows.expanded_idx_mapping,
-            "positions": rows.positions,
-            "noise": "murmur",
-        }
-        right = sample(logits, **parameters).view(12, 1 + steps)[:, :steps].tolist()
-        for place in places:
-            right[place][place % (1 + steps) :] = [place] * (steps - place % (1 + steps))
-        batch = draft_batch(places, [5] * 12, right, "cuda")
-        module = importlib.import_module(VERIFY_DRAFTS.module)
-        got = module.RejectionSampler(sampler, steps)(logits.cuda(), batch)
-        wanted = verify(logits, batch.input_ids.cpu(), steps, **parameters)
-        assert torch.equal(got.sampled_token_ids.cpu(), wanted.tokens)
-        assert torch.equal(got.num_sampled.cpu(), wanted.lengths) and wanted.lengths.unique().numel() > 2
-        assert integration.counters().calls == {("gvr_topk", "drafts"): 1}
-        integration.unregister()
+    importlib.import_module("vllm.v1.worker.gpu.buffer_utils").DEVICE = "cuda"
+    sampler = sampler_with(vocab_size=width)
+    states = sampler.sampling_states
+    parameters = {
+        name: getattr(states, name).cpu for name in ("temperature", "top_k", "top_p", "min_p", "seeds")
+    }
+    rows = draft_batch(places, [5] * 12, [[0] * steps] * 12)
+    parameters |= {
+        "slots": rows.expanded_idx_mapping,
+        "positions": rows.positions,
+        "noise": "murmur",
+    }
+    right = sample(logits, **parameters).view(12, 1 + steps)[:, :steps].tolist()
+    for place in places:
+        right[place][place % (1 + steps) :] = [place] * (steps - place % (1 + steps))
+    batch = draft_batch(places, [5] * 12, right, "cuda")
+    module = importlib.import_module(VERIFY_DRAFTS.module)
+    got = module.RejectionSampler(sampler, steps)(logits.cuda(), batch)
+    wanted = verify(logits, batch.input_ids.cpu(), steps, **parameters)
+    assert torch.equal(got.sampled_token_ids.cpu(), wanted.tokens)
+    assert torch.equal(got.num_sampled.cpu(), wanted.lengths) and wanted.lengths.unique().numel() > 2
+    assert integration.counters().calls == {("gvr_topk", "drafts"): 1}

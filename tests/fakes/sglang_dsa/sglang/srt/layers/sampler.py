@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Optional
 
 import torch
+from murmur3 import LOW, murmur3_hash32
 from sglang_base import CALLS
 from torch import nn
 
@@ -11,7 +12,6 @@ from sglang.srt.runtime_context import get_exec, get_server_args
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 _CUSTOM_SAMPLER_FACTORIES: dict[str, Callable[[], "Sampler"]] = {}
-LOW_WORD = 0xFFFFFFFF
 SANITIZE_NAN_LOGITS = False
 """An environment variable of SGLang's, off as there."""
 
@@ -131,23 +131,10 @@ def multinomial_with_seed(
 ) -> torch.Tensor:
     """Gumbel-max in fp64; a column's noise rises with its hash."""
     hashes = murmur_hash32(seed, positions, torch.arange(logprobs.shape[1]))
-    uniform = hashes.double() / LOW_WORD
+    uniform = hashes.double() / LOW
     exponential = -uniform.log().clamp(torch.finfo(torch.float64).min, -(2.0**-32))
     return (logprobs.double() - exponential.log()).argmax(dim=1, keepdim=True)
 
 
 def murmur_hash32(seed, positions, col_indices):
-    """Murmur3 of both halves of a seed, a position and a column."""
-    state = torch.zeros(len(seed), len(col_indices), dtype=torch.int64)
-    for word in (seed[:, None], seed[:, None] >> 32, positions[:, None], col_indices[None]):
-        mixed = _rotated((word & LOW_WORD) * 0xCC9E2D51, 15) * 0x1B873593 & LOW_WORD
-        state = (_rotated(state ^ mixed, 13) * 5 + 0xE6546B64) & LOW_WORD
-    state = state ^ 16
-    state = (state ^ state >> 16) * 0x85EBCA6B & LOW_WORD
-    state = (state ^ state >> 13) * 0xC2B2AE35 & LOW_WORD
-    return state ^ state >> 16
-
-
-def _rotated(word, by):
-    word = word & LOW_WORD
-    return (word << by | word >> 32 - by) & LOW_WORD
+    return murmur3_hash32(seed[:, None], positions[:, None], col_indices[None])

@@ -52,39 +52,19 @@ class TopK(torch.nn.Module):
         max_seq_len: int | None,
         gvr_ext_kwargs: dict[str, torch.Tensor | None] | None,
     ) -> torch.Tensor:
-        if self.decode_implementation == TopKImplementation.CUTE_DSL_GVR:
-            prior = gvr_ext_kwargs["gvr_prior_indices"]
-            return self._forward_decode_gvr(scores, sequence_lengths, output_indices, next_n, prior)
-        return self._forward_decode_radix(scores, sequence_lengths, scan_lengths, output_indices, next_n)
-
-    def _forward_decode_radix(self, scores, sequence_lengths, scan_lengths, output_indices, next_n):
         if self.decode_implementation == TopKImplementation.CUTE_DSL_RADIX:
             torch.ops.trtllm.cute_dsl_indexer_topk_decode(
                 scores, scan_lengths, output_indices, self.top_k, next_n
             )
             return output_indices
+        gvr = self.decode_implementation == TopKImplementation.CUTE_DSL_GVR
         torch.ops.trtllm.indexer_topk_decode(
             scores,
             sequence_lengths,
             output_indices,
             next_n,
             self.top_k,
-            pre_idx=None,
-            heuristic_scratch=None,
-            compress_ratio=self.compress_ratio,
-            radix_aux_indices=None,
-            radix_aux_logits=None,
-        )
-        return output_indices
-
-    def _forward_decode_gvr(self, scores, sequence_lengths, output_indices, next_n, gvr_prior_indices):
-        torch.ops.trtllm.indexer_topk_decode(
-            scores,
-            sequence_lengths,
-            output_indices,
-            next_n,
-            self.top_k,
-            pre_idx=gvr_prior_indices,
+            pre_idx=gvr_ext_kwargs["gvr_prior_indices"] if gvr else None,
             compress_ratio=self.compress_ratio,
         )
         return output_indices

@@ -80,6 +80,7 @@ def sparse_attn_indexer(
     topk_backend: str = "auto",
 ) -> torch.Tensor:
     # Here `kv_cache` holds the scores of all rows, decode rows first, as wide as the longest sequence can be.
+    merged = topk_tokens, dcp_rank, dcp_world_size, cp_kv_cache_interleave_size
     attn_metadata = get_forward_context().attn_metadata
     k_cache_prefix = _resolve_layer_name(k_cache_prefix)
     if not isinstance(attn_metadata, dict):
@@ -129,15 +130,7 @@ def sparse_attn_indexer(
                     logits.stride(1),
                     topk_tokens,
                 )
-            _merge_dcp_topk_global(
-                logits,
-                topk_indices_buffer[rows, :topk_tokens],
-                topk_tokens,
-                dcp_rank,
-                dcp_world_size,
-                cp_kv_cache_interleave_size,
-                row_starts=None,
-            )
+            _merge_dcp_topk_global(logits, topk_indices_buffer[rows, :topk_tokens], *merged, row_starts=None)
     if metadata.num_decodes > 0:
         seq_lens = metadata.decode.seq_lens
         next_n = seq_lens.shape[1]
@@ -163,14 +156,7 @@ def sparse_attn_indexer(
             metadata.max_seq_len,
         )
         if metadata.decode.global_seq_lens is not None:
-            _merge_dcp_topk_global(
-                logits,
-                topk_indices_buffer[:rows, :topk_tokens],
-                topk_tokens,
-                dcp_rank,
-                dcp_world_size,
-                cp_kv_cache_interleave_size,
-            )
+            _merge_dcp_topk_global(logits, topk_indices_buffer[:rows, :topk_tokens], *merged)
     return topk_indices_buffer
 
 
