@@ -7,6 +7,19 @@
 
 namespace gvr_topk::ptx {
 
+// Returns a parameter of the kernel, of which only the words that are used are loaded. A function out of line
+// has a reference, through which the compiler would load from global memory.
+template <typename P>
+GVR_DEVICE P kernel_parameter(const P& parameter) {
+  alignas(P) uint32_t words[sizeof(P) / sizeof(uint32_t)];
+  const size_t address = __cvta_generic_to_grid_constant(&parameter);
+#pragma unroll
+  for (size_t at = 0; at < sizeof(P); at += sizeof(uint32_t)) {
+    asm("ld.param::entry.b32 %0, [%1];" : "=r"(words[at / sizeof(uint32_t)]) : "l"(address + at));
+  }
+  return reinterpret_cast<const P&>(words);
+}
+
 // Returns the 32-bit address of a pointer to shared memory.
 GVR_DEVICE uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));

@@ -48,42 +48,20 @@ GVR_DEVICE void reconverge(uint32_t zero) {
   if (zero == 0) __syncwarp();
 }
 
-// Returns 1 / sqrt(x); x must not be denormal.
-GVR_DEVICE float reciprocal_root(float x) {
-  float y;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Returns 1 / x; x must not be denormal.
-GVR_DEVICE float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-GVR_DEVICE float log2(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Returns 2^x.
-GVR_DEVICE float power_of_2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+// Defines a function that is one instruction.
+#define GVR_FUNCTION(name, instruction)             \
+  GVR_DEVICE float name(float x) {                  \
+    float y;                                        \
+    asm(instruction " %0, %1;" : "=f"(y) : "f"(x)); \
+    return y;                                       \
+  }
+GVR_FUNCTION(reciprocal_root, "rsqrt.approx.ftz.f32")  // 1 / sqrt(x); x must not be denormal
+GVR_FUNCTION(reciprocal, "rcp.approx.ftz.f32")         // 1 / x; x must not be denormal
+GVR_FUNCTION(log2, "lg2.approx.ftz.f32")
+GVR_FUNCTION(power_of_2, "ex2.approx.ftz.f32")  // 2^x
 
 // Returns x to the power of `exponent`; x must be positive.
-GVR_DEVICE float power(float x, float exponent) {
-  float y;
-  asm("{\n .reg .f32 log;\n lg2.approx.ftz.f32 log, %1;\n mul.f32 log, log, %2;\n ex2.approx.ftz.f32 %0, "
-      "log;\n}"
-      : "=f"(y)
-      : "f"(x), "f"(exponent));
-  return y;
-}
+GVR_DEVICE float power(float x, float exponent) { return power_of_2(log2(x) * exponent); }
 
 // Returns a mask of `count` bits from bit `first` on; positions past bit 31 are dropped.
 GVR_DEVICE uint32_t bit_range(int first, int count) {

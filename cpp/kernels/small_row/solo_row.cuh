@@ -14,6 +14,7 @@
 
 #include "fallback/radix_fallback.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
 #include "small_row/select_row.cuh"
 
 namespace gvr_topk::small_row {
@@ -30,9 +31,10 @@ struct SoloRow {
 };
 
 template <typename T, int kValues, bool kOptions>
-__device__ __noinline__ void select_solo_row_in(const TopkParams& p, const LaunchTraits& launch_traits,
-                                                SoloRow solo) {
-  const LaunchTraits traits = launch_traits.out_of_line<kOptions>();
+__device__ __noinline__ void select_solo_row_in(const TopkParams& launch_params,
+                                                const LaunchTraits& launch_traits, SoloRow solo) {
+  const TopkParams p = ptx::kernel_parameter(launch_params);
+  const LaunchTraits traits = ptx::kernel_parameter(launch_traits).out_of_line<kOptions>();
   const KeyInterval everything = KeyInterval::everything();
   // The unknown zero has the same purpose as in small_row/kernel.cuh.
   unsigned char* const memory = storage + ptx::unknown_zero();
@@ -82,7 +84,7 @@ __device__ __noinline__ void select_solo_row_in(const TopkParams& p, const Launc
   ptx::reconverge(ctx.zero);  // Single threads have written the state and the statistics.
   if (read_headers(job.ctx, everything).agreed) return;
   if (ctx.thread == 0) smem.hint_hits = smem.few_count = 0;
-  fallback::radix_fallback_from_start<kOptions>(p, launch_traits, job.ctx, kGuessNone);
+  fallback::radix_fallback_from_start<kOptions>(launch_params, launch_traits, job.ctx, kGuessNone);
 }
 
 template <Family kFamily, typename T, bool kOptions>
