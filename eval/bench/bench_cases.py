@@ -43,6 +43,7 @@ ADVERSARIAL_STEPS = 16
 
 LAYER_STEPS = 256
 """Different steps of a layer's chain, as many as a trace has."""
+_WORKERS = ThreadPoolExecutor(max_workers=len(LAYERS))
 
 ENGINE_ROTATIONS = 8
 """How many times a slot goes through the layers of an engine's file, each time with another request's row."""
@@ -366,11 +367,6 @@ def _row(scores: np.typing.NDArray[np.float32]) -> Tensor:
 
 
 @functools.cache
-def _workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=len(LAYERS))
-
-
-@functools.cache
 def _layer_rows(layer: int, n: int) -> Future[list[Tensor]]:
     """Steps of a layer whose lengths, which grow by one at each, end at `n`."""
 
@@ -379,4 +375,4 @@ def _layer_rows(layer: int, n: int) -> Future[list[Tensor]]:
         source = LayerGenerator(layer, n - steps + 1, steps)
         return [_row(source.scores(step)) for step in range(steps)]
 
-    return _workers().submit(make)
+    return _WORKERS.submit(make)

@@ -29,6 +29,7 @@ MODES = {"stock": "vLLM's", "ours": "this package"}
 GRAPHS = {"eager": "eager", "full": "FULL graphs"}
 TRIALS = "vllm_trial_*.json"
 SAMPLERS, SAMPLER_TIMES = "vllm_sampler_*.json", "vllm_sampler_times*.json"
+MASKS = "vllm_sampler_masks*.json"
 SLICES = "vllm_slices_*.json"
 TPOTS = "vllm_tpot_*.json"
 KEYS = tuple(1 << power for power in range(16, 21))
@@ -65,18 +66,17 @@ def vllm_figures(folder: Path) -> str:
             "repeats": [_repeats(trial, engine) for trial in repeats for engine in trial["engines"]],
         },
         slices=slices_tables(slices_figures(files)),
-        sampler=sampler_tables(sampled, files.of_one_gpu(SAMPLER_TIMES)),
+        sampler=sampler_tables(sampled, [files.of_one_gpu(each) for each in (SAMPLER_TIMES, MASKS)]),
         served=served(files.quote(files.of_one_gpu(TPOTS))),
         older=older_kernels(files.quoted),
     )
 
 
-def sampler_tables(trials: Files, timed: Files) -> dict[str, Any] | None:
+def sampler_tables(trials: Files, timed: Iterable[Files]) -> dict[str, Any] | None:
     """Tokens that vLLM's sampler drew too, drafts that both verified, and times of both."""
     engines = [engine for trial in trials.values() for engine in trial["engines"] if engine.get("cases")]
     if not engines:
         return None
-    cut_off = [engine for engine in engines if engine.get("problem")]
     drawn, verified, beyond = [], [], []
     for engine in sorted(engines, key=lambda engine: (engine["drafts"], engine["cases"][0]["batch"])):
         if not (draws := engine.get("draws")):
@@ -85,9 +85,11 @@ def sampler_tables(trials: Files, timed: Files) -> dict[str, Any] | None:
         beyond += [one["batch"] for one in draws["differences"] if why_of(one) == BEYOND]
         batches = listed([str(batch) for batch in sorted({case["batch"] for case in engine["cases"]})])
         batches += f", {FEW}" * all(case["kind"] == FEW for case in engine["cases"])
+        batches += ", masks" * engine.get("masks", False)
         why = Counter(map(why_of, draws["differences"]))
         told = [why[name] for name in (TIED, TIE, CUTOFF, LAST, BEYOND, UNEXPLAINED, WRONG_TOKEN)]
-        scored = [count[name] for name in ("logprob_rows", "logprob_rows_that_differ")]
+        masks = ("mask_rows", "mask_rows_at_borders", "mask_rows_that_differ")
+        scored = [count[name] for name in ("logprob_rows", "logprob_rows_that_differ", *masks)]
         drawn.append(
             [str(engine["drafts"] or "none"), batches]
             + [f"{number:,}" for number in (count["calls"], count["rows"], *told, *scored)]
@@ -96,18 +98,21 @@ def sampler_tables(trials: Files, timed: Files) -> dict[str, Any] | None:
             names = ("calls", "greedy_requests", "greedy_requests_that_differ", "first_drafts")
             sides = [f"accepted_by_{side}{alone}" for alone in ("", "_alone") for side in ("ours", "vllm")]
             verified.append([batches, *(f"{count[f'drafts_{name}']:,}" for name in (*names, *sides))])
+    times: defaultdict[str, list[list[str]]] = defaultdict(list)
+    for each in filter(None, timed):
+        times[source_of(*each.values())] += [
+            [str(drafts or "none"), str(batch), kind]
+            + [shown(by_side[side][part], digits) for part, digits in SAMPLING_PARTS for side in MODES]
+            for (drafts, batch, kind), by_side in sorted(sampling_times(each.values()).items())
+        ]
     return {
         "source": source_of(*trials.values()),
         "margin": shown(100 * MARGIN),
         "least_beyond": min(beyond, default=None),
         "drawn": drawn,
         "verified": verified,
-        "times": [
-            [str(drafts or "none"), str(batch), kind]
-            + [shown(by_side[side][part], digits) for part, digits in SAMPLING_PARTS for side in MODES]
-            for (drafts, batch, kind), by_side in sorted(sampling_times(timed.values()).items())
-        ],
-        "cut_off": len(cut_off),
+        "times": times,
+        "cut_off": sum(bool(engine.get("problem")) for engine in engines),
         "streams": [
             [device_of(trial), MODES[stream.pop("side")], *(f"{number:,}" for number in stream.values())]
             for trial in trials.values()

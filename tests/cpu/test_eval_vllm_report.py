@@ -80,8 +80,11 @@ def test_turns_of_both_samplers_are_averaged(tmp_path: Path) -> None:
     cases = [case | {"side": side, "gpu_us": us} for side, us in sides]
     cases += [{**one, "batch": 8, "rows": 8 + at} for at, one in enumerate(cases)]
     engine = _engine("sampler", mode="ours", cases=cases)
-    said = _write(tmp_path / "h1", vllm_sampler_times=_trial(engine, streams=[]))
-    assert "| none | 64 | mixed | 620 | 110 | 300 | 300 | 2.00 | 2.00 |" in said
+    other = _trial(engine, streams=[], machine=MACHINE | {"device": "OTHER"})
+    said = _write(tmp_path / "h1", vllm_sampler_times=_trial(engine, streams=[]), vllm_sampler_masks=other)
+    said = " ".join(said.split())
+    assert said.count("| none | 64 | mixed | 620 | 110 | 300 | 300 | 2.00 | 2.00 |") == 2
+    assert said.index("in one engine, NVIDIA H200, commit abc1234.") < said.index("in one engine, OTHER,")
     assert "| none | 8 |" not in said
     mixed = mixed_call(Results(tmp_path / "h1"))
     assert mixed is not None and (mixed["stock"], mixed["ours"]) == (620, 110)
