@@ -1,9 +1,10 @@
-"""What the kernel benchmark's JSON says: its layout, its figures by cell, and ratios."""
+"""What the kernel benchmark's JSON says: its layout, its figures by cell, ratios, and who was measured."""
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from eval.bench.oracles import BLOCKS_GROUP
@@ -186,3 +187,32 @@ def topk_table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[
         us = (" / ".join(f"{each[f'{call}_us']:.0f}" for call in calls) for each in cells)
         lines.append([f"{dtype}, {width:,} x {rows}", *us])
     return ["N x rows", *(f"{k:,}" for k in columns)], lines
+
+
+PROJECTS = ("TensorRT-LLM", "vLLM", "FlashInfer", "cuDNN frontend")
+_VERSION = re.compile(rf"({'|'.join(PROJECTS)}) (\d+(?:\.\w+)*)")
+
+
+def versions(described: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Name of each project, with its version where a run measured it, from ``baselines`` of every run."""
+    found: dict[str, set[str]] = {project: set() for project in PROJECTS}
+    for baselines in described:
+        for baseline in baselines.values():
+            match = _VERSION.match(baseline["version"])
+            if match and not baseline["why_not"]:
+                found[match[1]].add(match[2])
+    return {project: " ".join([project, *sorted(its)]) for project, its in found.items()}
+
+
+def peer_names(described: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """What a table calls each implementation of another project."""
+    named = versions(described)
+    return {
+        "torch": "torch.topk",
+        "trtllm": named["TensorRT-LLM"],
+        "vllm": named["vLLM"],
+        "flashinfer": f"{named['FlashInfer']} `top_k`",
+        "flashinfer_ragged": "FlashInfer, ragged",
+        "flashinfer_deterministic": f"{named['FlashInfer']}, deterministic",
+        "cudnn": f"{named['cuDNN frontend']} `IndexerTopK`",
+    }

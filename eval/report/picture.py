@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.bench.bench_report import FLOOR, OURS, Index
-from eval.bench.peers import versions
+from eval.bench.bench_report import FLOOR, OURS, Index, versions
 from eval.report.vllm_report import MODES
 
 STYLES = {
@@ -22,6 +21,9 @@ data say."""
 
 SLICES_STYLES = {"stock": STYLES["vllm"][1:], "ours": STYLES["hinted"][1:]}
 """Colour and marker of vLLM's prompts and of ours in slices."""
+
+BATCHES = (1, 64)
+"""Rows of a launch in the panels of the benchmark."""
 
 KEY = "Source SHA-256"
 """Keyword of the text in the PNG that names what it was drawn from."""
@@ -41,19 +43,16 @@ def digest_in(image: Path) -> str | None:
         return None
 
 
-def draw(data: Mapping[str, Any], out: Path, batches: tuple[int, ...] = (1, 64), *, digest: str = "") -> None:
-    """Draw the main sweep: Gaussian chains, one panel for each batch.
-
-    The suffix of `out` chooses the format. A PNG names the digest of the benchmark's file, if it is given.
-    """
+def draw(data: Mapping[str, Any], out: Path, digest: str) -> None:
+    """Draw the main sweep, Gaussian chains, in a panel for each batch; the PNG names its file's digest."""
     index = Index(data)
     names = versions(run["baselines"] for run in data["runs"])
-    panels = [_lines(index, batch, names) for batch in batches]
-    columns = [f"{batch} row{'s' if batch > 1 else ''} per launch" for batch in batches]
-    _draw({"time (µs)": panels}, columns, "scores in a row", _title(data, batches), out, digest)
+    panels = [_lines(index, batch, names) for batch in BATCHES]
+    columns = [f"{batch} row{'s' if batch > 1 else ''} per launch" for batch in BATCHES]
+    _draw({"time (µs)": panels}, columns, "scores in a row", _title(data), out, digest)
 
 
-def draw_slices(figures: Mapping[str, Any], out: Path, *, digest: str = "") -> None:
+def draw_slices(figures: Mapping[str, Any], out: Path, digest: str) -> None:
     """Draw what scores and top-k of prompts take, and what memory a step takes, a column for each heads."""
     heads = sorted({key[0] for key in figures["times"]})
     rows = {
@@ -124,15 +123,15 @@ def _draw(
         handles.values(), handles.keys(), loc="outside lower center", ncols=columns_of_legend, frameon=False
     )
     figure.suptitle(title, fontsize="medium")
-    figure.savefig(out, dpi=150, metadata={KEY: digest} if digest and out.suffix == ".png" else None)
+    figure.savefig(out, dpi=150, metadata={KEY: digest})
 
 
-def _title(data: Mapping[str, Any], batches: Sequence[int]) -> str:
+def _title(data: Mapping[str, Any]) -> str:
     """What was measured where, of the runs alone whose results are drawn."""
     cells = {
         key: cell
         for key, cell in data["cells"].items()
-        if cell["group"] == "main" and cell["batch"] in batches
+        if cell["group"] == "main" and cell["batch"] in BATCHES
     }
     used = sorted({result.get("run", 0) for result in data["results"] if result["cell"] in cells})
     machines = [data["runs"][run]["machine"] for run in used]

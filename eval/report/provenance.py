@@ -56,9 +56,9 @@ class Results:
             for name, data in self._files_in(place, pattern, keep).items()
         }
 
-    def one(self, name: str) -> dict[str, Any] | None:
-        """A file whose figures are shown; None where there is none."""
-        return self.quote(self.of_one_gpu(name)).get(name)
+    def one(self, name: str) -> dict[str, Any]:
+        """A file whose figures are shown."""
+        return self.quote(self.of_one_gpu(name))[name]
 
     def quote(self, files: Files) -> Files:
         """Note the commits of files whose figures are shown."""

@@ -1,12 +1,12 @@
 """Write the figures of README and of two pages of ``docs`` from the JSON files under ``eval/results``.
 
-The words are those of ``eval/report/templates``, the figures those of one GPU's folder, `GPU`, but for
-counts (fuzzing, runs under load, rows compared in engines), which are over all GPUs. Each caption names the
-GPU and the commit as the file has them. A file that this folder lacks is taken from another GPU's folder, or
-what it shows is left out; the benchmark's file must be there. A figure of one run is never
-compared with one of another (`Index`). The pictures are drawn too, where they are not those of the
-files. With ``--check``, look whether all is there and write nothing. A file of another format is refused, and
-so is one that says that something went wrong, or that names a commit which this history does not have.
+The words are those of ``eval/report/templates``, the figures those of one GPU's folder, `GPU`, but for counts
+(fuzzing, runs under load, rows compared in engines), which are over all GPUs. Each caption names the GPU and
+the commit as the file has them. A file that this folder lacks is taken from another GPU's folder; the
+benchmark's file must be there. A figure of one run is never compared with one of another (`Index`). The
+pictures are drawn too, where they are not those of the files. With ``--check``, look whether all is there and
+write nothing. A file of another format is refused, and so is one that says that something went wrong, or that
+names a commit which this history does not have.
 
     python -m eval readme
     python -m eval readme --check
@@ -31,6 +31,7 @@ from eval.bench.bench_report import (
     SHAPES,
     Cell,
     Index,
+    peer_names,
     sampling_table,
     slowdowns,
     topk_table,
@@ -38,7 +39,6 @@ from eval.bench.bench_report import (
     worst_ratios,
 )
 from eval.bench.our_kernels import HINTED, NO_HINT, PAPER, PDL, PREFILL, PREFILL_ROUNDS
-from eval.bench.peers import peer_names
 from eval.common.paths import ROOT
 from eval.report.pages import listed, render, shown, table, word
 from eval.report.picture import digest_in, draw, draw_slices
@@ -440,11 +440,9 @@ def selections(bench: Mapping[str, Any], peers: Mapping[str, str]) -> list[str]:
     return [f"{name} {sets[impl]}" for impl, name in named.items() if impl in sets]
 
 
-def host_time(files: Results) -> dict[str, Any] | None:
+def host_time(files: Results) -> dict[str, Any]:
     """What an eager call costs the host, beside other projects' calls."""
     data = files.one("host_time.json")
-    if data is None:
-        return None
     us = {result["call"]: result["us"] for result in data["results"]}
     rows = {
         "this package: `state`, `row_slot` and `out` given": us["hinted"],
@@ -465,11 +463,9 @@ def host_time(files: Results) -> dict[str, Any] | None:
     }
 
 
-def sampled(files: Results) -> dict[str, Any] | None:
+def sampled(files: Results) -> dict[str, Any]:
     """What a call of the sampler takes."""
     data = files.one("sampling.json")
-    if data is None:
-        return None
     refuse_if(sum(each["wrong"] for each in data["results"]), "sampling.json", "no wrong token")
     peers = [peer for each in data["results"] for peer in each["peers"].values()]
     return data | {
@@ -482,11 +478,9 @@ def sampled(files: Results) -> dict[str, Any] | None:
     }
 
 
-def any_k(files: Results) -> dict[str, Any] | None:
+def any_k(files: Results) -> dict[str, Any]:
     """What `topk` takes at any k, beside ``torch.topk``."""
     data = files.one("topk.json")
-    if data is None:
-        return None
     results = data["results"]
     refuse_if(sum(each["wrong"] for each in results), "topk.json", "no wrong item")
     slower = [each for each in results if each["topk_us"] > each["torch_us"]]
@@ -499,11 +493,9 @@ def any_k(files: Results) -> dict[str, Any] | None:
     }
 
 
-def sharded(files: Results) -> dict[str, Any] | None:
+def sharded(files: Results) -> dict[str, Any]:
     """What `sharded_topk` takes on several GPUs, beside other exact ways to the same."""
     data = files.one("sharded.json")
-    if data is None:
-        return None
     wrong = [name for each in data["results"] for name, count in each["wrong"].items() if count]
     refuse_if(wrong, "sharded.json", "no wrong row")
     lines = [
@@ -594,7 +586,7 @@ def pictures(check: bool) -> str:
             return f"{name}: it was not drawn from {source} as it is; run python -m eval readme"
         if importlib.util.find_spec("matplotlib") is None:
             return f"{name}: wanted the package matplotlib to draw it, got none: pip install -e '.[eval]'"
-        drawing(figures, PICTURES / name, digest=digest_of(data))
+        drawing(figures, PICTURES / name, digest_of(data))
         print(f"drawn: {PICTURES / name}")
     return ""
 
