@@ -32,12 +32,9 @@ def places(rank: int, lengths: Sequence[int], ownership: str | int) -> np.ndarra
 def chosen(
     parts: Sequence[Tensor], lengths: Sequence[Tensor], k: int, ownership: str | int
 ) -> list[list[tuple[list[int], list[int]]]]:
-    """Choose from whole rows by a sort.
+    """For each row and rank, the positions in the row and in the part that a sort of the whole row chooses.
 
-    Returns
-    -------
-    list
-        For each row and rank, the positions in the row and in the part that are chosen, ascending.
+    They ascend.
     """
     found = []
     for row in range(len(parts[0])):

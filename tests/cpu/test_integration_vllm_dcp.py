@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from sampler_setup import fail
 from torch import Tensor
 from torch.distributed import distributed_c10d
 from vllm_engine import CHUNK, Request, Runner, fake_vllm
@@ -399,18 +400,14 @@ def test_what_is_left_to_vllm(ranks: Callable[..., list[Any]]) -> None:
 def test_an_error_ends_the_engine(ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """For the other ranks wait for this one where they are."""
     whole = rows()
-
-    def fail(*given: Any, **options: Any) -> None:
-        raise RuntimeError("no room for this launch")
-
-    monkeypatch.setattr(dcp, "sharded_topk", fail)
+    monkeypatch.setattr(dcp, "sharded_topk", lambda *given, **options: fail(given))
 
     def work(rank: Rank) -> Any:
         rank.hook.note_builder(rank.builder)
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="no room for this launch"):
+            with pytest.raises(RuntimeError, match="no room"):
                 rank.call(rank.part(whole), rank.lengths(whole))
-        rank.hook._shards = SimpleNamespace(check=lambda: fail())  # type: ignore[assignment]
+        rank.hook._shards = SimpleNamespace(check=lambda: fail(rank))  # type: ignore[assignment]
         with pytest.raises(RuntimeError, match="no room"):
             rank.hook.note_builder(rank.builder)
         return rank.calls()

@@ -67,23 +67,6 @@ def sampler_with(
     return sampler
 
 
-def sampler_batch(places: Sequence[int], start: int = 0, device: str = "cpu") -> Any:
-    """Make a step of requests without drafts, each of which is given its last two tokens."""
-    count, mapping = len(places), torch.tensor(places, device=device)
-    return importlib.import_module("vllm.v1.worker.gpu.input_batch").InputBatch(
-        idx_mapping=mapping,
-        idx_mapping_np=np.array(places),
-        expanded_idx_mapping=mapping,
-        expanded_local_pos=torch.zeros(count, dtype=torch.int32, device=device),
-        input_ids=torch.zeros(2 * count, dtype=torch.int32, device=device),
-        positions=torch.arange(start, start + 2 * count, device=device),
-        logits_indices=torch.arange(1, 2 * count, 2, device=device),
-        seq_lens_cpu_upper_bound=torch.arange(count),
-        cu_num_logits=torch.arange(count + 1, dtype=torch.int32, device=device),
-        seq_lens=torch.full((count,), start + 2 * count, device=device),
-    )
-
-
 def draft_batch(
     places: Sequence[int], starts: Sequence[int], drafts: Sequence[Sequence[int]], device: str = "cpu"
 ) -> Any:
@@ -107,6 +90,11 @@ def draft_batch(
         cu_num_logits_np=ends,
         seq_lens=(torch.tensor(starts) + repeats).to(device),
     )
+
+
+def sampler_batch(places: Sequence[int], start: int = 0, device: str = "cpu") -> Any:
+    """Make a step of requests without drafts, each two positions behind the one before."""
+    return draft_batch(places, range(start + 1, start + 1 + 2 * len(places), 2), [[]] * len(places), device)
 
 
 def logits_of(rows: int, seed: int = 0, dtype: torch.dtype = torch.float32, width: int = 300) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -152,6 +153,11 @@ def test_log_probabilities(n: int) -> None:
     assert integration.counters().calls["original", "logprobs error: ValueError"] == 2
 
 
+def parameters_of(sampler: Any) -> dict[str, Any]:
+    names = ("temperature", "top_k", "top_p", "min_p", "seeds")
+    return {name: getattr(sampler.sampling_states, name).cpu for name in names}
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_sampler(dtype: torch.dtype) -> None:
     """The tokens of the CPU, and the fake's own; a vocabulary that is too wide is vLLM's."""
@@ -160,10 +166,7 @@ def test_sampler(dtype: torch.dtype) -> None:
     importlib.import_module("vllm.v1.worker.gpu.buffer_utils").DEVICE = "cuda"
     sampler = sampler_with(vocab_size=width)
     got = sampler(logits.cuda(), sampler_batch(places, 5, "cuda")).sampled_token_ids[:, 0]
-    states = sampler.sampling_states
-    parameters = {
-        name: getattr(states, name).cpu for name in ("temperature", "top_k", "top_p", "min_p", "seeds")
-    }
+    parameters = parameters_of(sampler)
     positions = torch.arange(6, 30, 2)
     assert torch.equal(got.cpu(), sample(logits, **parameters, positions=positions, noise="murmur"))
     for start in range(100, 2000, 100):
@@ -182,10 +185,7 @@ def test_drafts(dtype: torch.dtype) -> None:
     logits = logits_of(12 * (1 + steps), dtype=dtype, width=width)
     importlib.import_module("vllm.v1.worker.gpu.buffer_utils").DEVICE = "cuda"
     sampler = sampler_with(vocab_size=width)
-    states = sampler.sampling_states
-    parameters = {
-        name: getattr(states, name).cpu for name in ("temperature", "top_k", "top_p", "min_p", "seeds")
-    }
+    parameters = parameters_of(sampler)
     rows = draft_batch(places, [5] * 12, [[0] * steps] * 12)
     parameters |= {
         "slots": rows.expanded_idx_mapping,
