@@ -19,9 +19,10 @@ import gvr_topk_autoload
 if TYPE_CHECKING:
     from gvr_topk.config import GvrTopkConfig
 
-DISABLE, disabled = gvr_topk_autoload.DISABLE, gvr_topk_autoload.disabled
-"""The variable that keeps us from every layer of this process, and whether it does."""
+disabled = gvr_topk_autoload.disabled
+"""Whether ``GVR_TOPK_DISABLE`` keeps us from every layer of this process."""
 
+DISABLE = gvr_topk_autoload.DISABLE
 VERIFY = "GVR_TOPK_VERIFY"
 VERIFY_TRTLLM = "TRTLLM_GVR_TOPK_VERIFY"
 ENABLE_VLLM = "GVR_TOPK_VLLM"

@@ -20,7 +20,7 @@ from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import Say
 from gvr_topk.integrations._kit.replacement import Replacement, readable
 from gvr_topk.integrations._kit.verify import Selected
-from gvr_topk.integrations.vllm.backend import BackendSwitch, backend_of
+from gvr_topk.integrations.vllm.backend import BackendSwitch
 from gvr_topk.integrations.vllm.metrics import CallMetrics
 from gvr_topk.integrations.vllm.upstream import AUTO, ENGINE
 from gvr_topk.ops import indexer_topk_blocks
@@ -45,20 +45,17 @@ class CandidatesCall(NamedTuple):
 class CandidatesHook(Replacement[CandidatesCall]):
     """Chooses candidate blocks of one vLLM process with our op."""
 
-    arguments, reason = CandidatesCall, "candidates"
+    arguments = CandidatesCall
+    reason = "candidates"
     kind = "candidate block"
 
     def __init__(self, metrics: CallMetrics, mode: Mode, say: Say) -> None:
         super().__init__(ENGINE.name, metrics.count, say)
         self._switch: BackendSwitch = BackendSwitch(mode, say, self.kind)
-        self._backend: Any = AUTO
-
-    def note_backend(self, builder: Any) -> None:
-        """Note the setting of a metadata builder, which speaks for all of an indexer, as in prefill."""
-        self._backend = backend_of(builder)
+        self.backend: Any = AUTO
 
     def reason_against(self, call: CandidatesCall) -> str:
-        reason = self._switch.reason_against(self._backend)
+        reason = self._switch.reason_against(self.backend)
         if reason:
             return reason
         if call.block_size != BLOCK_SIZE or not 2 <= call.topk_blocks <= MAX_CHOSEN_BLOCKS:

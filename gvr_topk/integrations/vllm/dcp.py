@@ -68,7 +68,8 @@ class _CommonSwitch(BackendSwitch):
 class DcpHook(Replacement[MergeCall]):
     """Merges what the ranks of one vLLM process have selected."""
 
-    arguments, reason = MergeCall, "dcp"
+    arguments = MergeCall
+    reason = "dcp"
     kind = own = "merge of ranks"
 
     def __init__(self, mode: Mode, metrics: CallMetrics, say: Say) -> None:

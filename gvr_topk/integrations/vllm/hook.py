@@ -29,7 +29,7 @@ from gvr_topk.integrations._kit.environment import METRICS_DIR_VLLM, Mode
 from gvr_topk.integrations._kit.log import Say, one_line
 from gvr_topk.integrations._kit.signatures import argument, check_object
 from gvr_topk.integrations._kit.verify import Selected, Verifier
-from gvr_topk.integrations.vllm.backend import BackendSwitch
+from gvr_topk.integrations.vllm.backend import BackendSwitch, backend_of
 from gvr_topk.integrations.vllm.candidates import CandidatesHook
 from gvr_topk.integrations.vllm.dcp import DcpHook
 from gvr_topk.integrations.vllm.metrics import CallMetrics
@@ -86,8 +86,8 @@ class LayerHook:
 
         @functools.wraps(original)
         def build(builder: Any, *args: Any, **kwargs: Any) -> Any:
-            self._prefill.note_backend(builder)
-            self.candidates.note_backend(builder)
+            # The setting is about the decode top-k. Whoever chose another one wants vLLM's others, too.
+            self._prefill.backend = self.candidates.backend = backend_of(builder)
             if self.dcp is not None:
                 self.dcp.note_builder(builder)
             self._layers.update(getattr(builder, "layer_names", ()))
@@ -236,7 +236,8 @@ def _described(call: Call, rows: Rows | None) -> str:
 
 
 def _run(call: Call, rows: Rows | None, layer: str | None) -> Selected:
-    logits, out = visible(call.logits, call.max_seq_len), call.topk_indices[: call.logits.shape[0]]
+    logits = visible(call.logits, call.max_seq_len)
+    out = call.topk_indices[: logits.shape[0]]
     indexer_topk_decode(
         logits,
         call.seq_lens.reshape(-1),

@@ -40,7 +40,8 @@ class ScoresCall(NamedTuple):
 class LogprobsHook(Replacement[ScoresCall]):
     """Computes log-probabilities of one vLLM process with our op."""
 
-    arguments, reason = ScoresCall, "logprobs"
+    arguments = ScoresCall
+    reason = "logprobs"
     kind = "log-probability"
 
     def reason_against(self, call: ScoresCall) -> str:

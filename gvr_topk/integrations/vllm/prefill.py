@@ -23,7 +23,7 @@ from gvr_topk.integrations._kit.device import capturing
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import Say
 from gvr_topk.integrations._kit.verify import Selected, Verifier
-from gvr_topk.integrations.vllm.backend import BackendSwitch, backend_of
+from gvr_topk.integrations.vllm.backend import BackendSwitch
 from gvr_topk.integrations.vllm.metrics import CallMetrics
 from gvr_topk.integrations.vllm.slices import DeferredScores
 from gvr_topk.integrations.vllm.upstream import AUTO
@@ -99,21 +99,13 @@ class PrefillHook:
         self._say = say
         self._switch = BackendSwitch(mode, say, REASON)
         self._verifier = verifier
-        self._backend = AUTO
+        self.backend: Any = AUTO
         self._local = threading.local()
 
     @property
     def takes_slices(self) -> bool:
         """Whether deferred scores would be selected from by our op."""
-        return not self._switch.reason_against(self._backend)
-
-    def note_backend(self, builder: Any) -> None:
-        """Note which top-k backend the configuration of a metadata builder asks for.
-
-        The setting is about the decode top-k. Whoever chose another backend wants vLLM's own selection, so
-        vLLM's prefill top-k stays, too.
-        """
-        self._backend = backend_of(builder)
+        return not self._switch.reason_against(self.backend)
 
     def select(self, call: PrefillCall, original: Any) -> bool:
         """Run one call with our op; `original`, vLLM's op, is to compare with.
@@ -121,7 +113,7 @@ class PrefillHook:
         Returns False when vLLM has to do it; the reason is counted. vLLM then writes every place that we may
         have written.
         """
-        reason = self._switch.reason_against(self._backend)
+        reason = self._switch.reason_against(self.backend)
         if not reason and not _served(call):
             reason = "layout"
         counted = REASON

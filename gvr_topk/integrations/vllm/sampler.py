@@ -68,8 +68,8 @@ class SampleCall(NamedTuple):
 class SamplerHook(Replacement[SampleCall]):
     """Draws the tokens of one vLLM process with our op."""
 
-    arguments, reason = SampleCall, "sampler"
-    kind = own = "sampler"
+    arguments = SampleCall
+    reason = kind = own = "sampler"
 
     def reason_against(self, call: SampleCall) -> str:
         reason = reason_against(call)
@@ -140,19 +140,21 @@ def outputs_if_read(call: SampleCall) -> dict[str, Tensor]:
     Where these are masks of few tokens alone, also allocate `kept` and `counts`. vLLM's mask of a greedy row
     has more than its token.
     """
-    sampler, requests, masks = call.sampler, call.idx_mapping_np, sys.modules[MASKS.module]
+    sampler, requests = call.sampler, call.idx_mapping_np
     modes = sys.modules[SAMPLE.module].PROCESSED_LOGPROBS_MODES
     scored = call.return_logprobs and sampler.logprobs_mode in modes
     read = sampler.return_sampling_mask or scored
     if not (read and np.count_nonzero(sampler.needs_logits_processing[requests])):
         return {}
-    states, limits = sampler.sampling_states, empty_limits(call.logits)
-    width, greedy = int(states.top_k.np[requests].max()), not states.temperature.np[requests].all()
+    limits = empty_limits(call.logits)
+    width = int(sampler.sampling_states.top_k.np[requests].max())
+    greedy = not sampler.sampling_states.temperature.np[requests].all()
+    masks = sys.modules[MASKS.module]
     hooked = masks.SamplingMaskTensors.from_logits is MasksHook.replaced
     if scored or greedy or not hooked or width > masks.MAX_COMPACT_SUPPORT:
         return {"limits": limits}
-    kept, counts = limits.new_empty((len(limits), width)), limits.new_empty(len(limits))
-    return {"limits": limits, "kept": kept, "counts": counts}
+    kept = limits.new_empty((len(limits), width))
+    return {"limits": limits, "kept": kept, "counts": limits.new_empty(len(limits))}
 
 
 def processed_logits(call: SampleCall, outputs: Mapping[str, Tensor]) -> Tensor:
@@ -162,10 +164,11 @@ def processed_logits(call: SampleCall, outputs: Mapping[str, Tensor]) -> Tensor:
     """
     if not outputs:
         return call.logits
-    limits, *kept = outputs.values()
-    if kept:
+    limits = outputs["limits"]
+    if "kept" in outputs:
+        filtered = functools.partial(processed_logits, call, {"limits": limits})
         logits = call.logits.detach()
-        setattr(logits, DRAWN, (*kept, functools.partial(processed_logits, call, {"limits": limits})))
+        setattr(logits, DRAWN, (outputs["kept"], outputs["counts"], filtered))
         return logits
     temperature = call.sampler.sampling_states.temperature.gpu[call.expanded_idx_mapping, None]
     limits.masked_fill_(temperature == 0, 0)  # which keeps everything
@@ -186,7 +189,8 @@ class MaskCall(NamedTuple):
 class MasksHook(Replacement[MaskCall]):
     """Makes masks of what a draw kept, where it is beside the logits; vLLM makes them of filtered logits."""
 
-    arguments, reason = MaskCall, "masks"
+    arguments = MaskCall
+    reason = "masks"
     kind = own = "mask"
     replaced: ClassVar[Any] = None
 
@@ -204,7 +208,8 @@ class MasksHook(Replacement[MaskCall]):
         return "of filtered logits" if kept is None or kept.shape[1] != call.max_num_kept else ""
 
     def run(self, call: MaskCall, original: Callable[[], Any]) -> Any:
-        (kept, counts, _), width = getattr(call.logits, DRAWN), call.logits.shape[1]
+        kept, counts, _ = getattr(call.logits, DRAWN)
+        width = call.logits.shape[1]
         slots = torch.arange(call.rows_per_request, device=kept.device)
         rows = (call.cu_num_logits[:-1, None] + slots).clamp(max=len(kept) - 1)
         counts = counts[rows].masked_fill(slots >= call.num_sampled_tokens[:, None], 0).flatten()
