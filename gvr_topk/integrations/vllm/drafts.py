@@ -51,7 +51,7 @@ class VerifyCall(NamedTuple):
         """The rows as a call of the sampler; one request of a step may have all of its calls scored."""
         shared = {name: given for name, given in self._asdict().items() if name in SampleCall._fields}
         sampler = self.rejection_sampler.sampler
-        scored = bool(np.any(sampler.sampling_states.num_logprobs >= 0))
+        scored = bool(np.count_nonzero(sampler.sampling_states.num_logprobs >= 0))
         return SampleCall(sampler, input_ids=self.draft_sampled, return_logprobs=scored, **shared)
 
 
@@ -63,7 +63,8 @@ class DraftsHook(Replacement[VerifyCall]):
     own = "rejection sampler"
 
     def reason_against(self, call: VerifyCall) -> str:
-        reason = _reason_against_drafts(call) or reason_against(call.draws)
+        sampler = call.rejection_sampler.sampler
+        reason = _reason_against_drafts(call) or reason_against(sampler, call.logits, call.idx_mapping_np)
         if reason:
             self.say("info", f"{self.kind}: {VERIFY_DRAFTS.name} of vLLM serves calls {reason}")
         return reason

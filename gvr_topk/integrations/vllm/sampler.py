@@ -72,7 +72,7 @@ class SamplerHook(Replacement[SampleCall]):
     reason = kind = own = "sampler"
 
     def reason_against(self, call: SampleCall) -> str:
-        reason = reason_against(call)
+        reason = reason_against(call.sampler, call.logits, call.idx_mapping_np)
         if reason:
             self.say("info", f"{self.kind}: {SAMPLE.name} of vLLM draws calls {reason}")
         return reason
@@ -89,9 +89,8 @@ class SamplerHook(Replacement[SampleCall]):
         return "tokens of the V2 model runner: temperature, min-p, top-k, top-p and draw"
 
 
-def reason_against(call: SampleCall) -> str:
-    """Return why vLLM has to draw; what it asks stands on the host."""
-    sampler, requests = call.sampler, call.idx_mapping_np
+def reason_against(sampler: Any, logits: Tensor, requests: np.ndarray[Any, Any]) -> str:
+    """Return why vLLM has to draw for requests; what it asks stands on the host."""
     if type(sampler) is not sys.modules[SAMPLE.module].Sampler:
         return "of another sampler, such as a watermark's"
     if sampler.use_fp64_gumbel:
@@ -100,9 +99,9 @@ def reason_against(call: SampleCall) -> str:
         states = (*sampler.logits_processors, sampler.thinking_budget_state)
         if any(_changes_logits(state, requests) for state in states):
             return "with penalties or other processors of logits"
-    if call.logits.device.type != DEVICE:
+    if logits.device.type != DEVICE:
         return "on another device"
-    return "" if readable(call.logits) else "of another layout"
+    return "" if readable(logits) else "of another layout"
 
 
 def _changes_logits(state: Any, requests: np.ndarray[Any, Any]) -> bool:
