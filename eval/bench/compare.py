@@ -4,9 +4,9 @@
 
 The files are those of ``python -m eval bench``; the first one's commit is the one before. A cell is one kind
 of row and one of this package's ways to call an op, and its time the median over a commit's files. Several
-files of one commit say how far runs of the same code lie apart; a ratio below that means nothing. Cells whose
-rows are others in one of the files are left out. Files of different GPUs are refused, and files in which a
-result of this package is wrong.
+files of one commit say how far runs of the same code lie apart; a ratio below that means nothing. Cells of
+decode whose rows are others in one of the files are left out. Files of different GPUs are refused, and files
+in which a result of this package is wrong.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from eval.bench.bench_report import FORMAT, OURS
 from eval.common.options import read_results
 from eval.common.tables import markdown_table
 
-Times = dict[tuple[str, str, str], float]
-"""Microseconds by cell, implementation, and the share of a step's choice that was the step before's, which
-other rows of the same name hardly have in common."""
+Times = dict[tuple[str, str, float | None], float]
+"""Microseconds by cell, implementation, and, but for prefill, the share of a step's choice that was the step
+before's, which other rows of the same name hardly have in common."""
 
 TOLERANCE = 1.01
 """Ratio above which a cell is slower."""
@@ -42,9 +42,12 @@ def read_times(file: Path) -> tuple[str, str, Times]:
     ours = [result for result in data["results"] if result["impl"] in OURS]
     if wrong := [f"{each['impl']} at {each['cell']}" for each in ours if each["exact"] is False]:
         raise typer.BadParameter(f"{file}: wanted exact results, got wrong ones: {', '.join(wrong)}")
-    rows = {cell: f"{described.get('hit_ratio')}" for cell, described in data["cells"].items()}
-    times = {(each["cell"], each["impl"], rows[each["cell"]]): each["cold_us"] for each in ours}
-    return *machines.pop(), {cell: us for cell, us in times.items() if us is not None}
+    times = {
+        (each["cell"], each["impl"], data["cells"][each["cell"]].get("hit_ratio")): each["cold_us"]
+        for each in ours
+        if each["cold_us"] is not None
+    }
+    return *machines.pop(), times
 
 
 def compare(before: list[Times], after: list[Times]) -> str:

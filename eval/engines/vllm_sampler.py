@@ -88,8 +88,11 @@ MARGIN = 5e-3
 """By what share of itself the top-p or min-p that vLLM's search amounts to may be another."""
 
 WRONG = (
-    *(WRONG_TOKEN, UNEXPLAINED),
-    *("logprob_rows_that_differ", "mask_rows_that_differ", "drafts_greedy_requests_that_differ"),
+    WRONG_TOKEN,
+    UNEXPLAINED,
+    "logprob_rows_that_differ",
+    "mask_rows_that_differ",
+    "drafts_greedy_requests_that_differ",
 )
 """Counts of a comparison that should be 0."""
 
