@@ -8,33 +8,25 @@
 
 namespace gvr_topk {
 
-#define GVR_TOPK_DECLARE_LAUNCH(kernel, Params, Plan)                  \
-  namespace kernel {                                                   \
-  template <typename T>                                                \
-  cudaError_t launch(const Params&, const Plan&, const LaunchTarget&); \
+#define GVR_TOPK_DECLARE_LAUNCH(kernel, ...)            \
+  namespace kernel {                                    \
+  template <typename T>                                 \
+  cudaError_t launch(__VA_ARGS__, const LaunchTarget&); \
   }
-GVR_TOPK_DECLARE_LAUNCH(small_row, TopkParams, Plan)
-GVR_TOPK_DECLARE_LAUNCH(resident, TopkParams, Plan)
-GVR_TOPK_DECLARE_LAUNCH(streaming, TopkParams, Plan)
-GVR_TOPK_DECLARE_LAUNCH(fallback, TopkParams, Plan)
-GVR_TOPK_DECLARE_LAUNCH(paper_gvr, TopkParams, Plan)
-GVR_TOPK_DECLARE_LAUNCH(prefill, PrefillParams, PrefillPlan)
-GVR_TOPK_DECLARE_LAUNCH(prefill_short, PrefillParams, PrefillPlan)
-GVR_TOPK_DECLARE_LAUNCH(prefill_slice, SliceParams, SlicePlan)
-GVR_TOPK_DECLARE_LAUNCH(sampling, SampleParams, SamplePlan)
-GVR_TOPK_DECLARE_LAUNCH(sampling_stream, SampleParams, SamplePlan)
-GVR_TOPK_DECLARE_LAUNCH(topk_logprobs, TopkLogprobsParams, SamplePlan)
+GVR_TOPK_DECLARE_LAUNCH(small_row, const TopkParams&, const Plan&)
+GVR_TOPK_DECLARE_LAUNCH(resident, const TopkParams&, const Plan&)
+GVR_TOPK_DECLARE_LAUNCH(streaming, const TopkParams&, const Plan&)
+GVR_TOPK_DECLARE_LAUNCH(fallback, const TopkParams&, const Plan&)
+GVR_TOPK_DECLARE_LAUNCH(paper_gvr, const TopkParams&, const Plan&)
+GVR_TOPK_DECLARE_LAUNCH(prefill, const PrefillParams&, const PrefillPlan&)
+GVR_TOPK_DECLARE_LAUNCH(prefill_short, const PrefillParams&, const PrefillPlan&)
+GVR_TOPK_DECLARE_LAUNCH(prefill_slice, const SliceParams&, const SlicePlan&)
+GVR_TOPK_DECLARE_LAUNCH(blocks, const BlocksParams&)
+GVR_TOPK_DECLARE_LAUNCH(sampling, const SampleParams&, const SamplePlan&)
+GVR_TOPK_DECLARE_LAUNCH(sampling_stream, const SampleParams&, const SamplePlan&)
+GVR_TOPK_DECLARE_LAUNCH(sampling_limits, const LimitsParams&)
+GVR_TOPK_DECLARE_LAUNCH(topk_logprobs, const TopkLogprobsParams&, const SamplePlan&)
 #undef GVR_TOPK_DECLARE_LAUNCH
-
-namespace blocks {
-template <typename T>
-cudaError_t launch(const BlocksParams&, const LaunchTarget&);
-}
-
-namespace sampling_limits {
-template <typename T>
-cudaError_t launch(const LimitsParams&, const LaunchTarget&);
-}
 
 namespace claims {
 cudaError_t launch(const TopkParams&, cudaStream_t);
@@ -59,12 +51,6 @@ cudaError_t launch_as(const TopkParams& params, const Plan& plan, const LaunchTa
       return paper_gvr::launch<T>(params, plan, target);
   }
   return cudaErrorInvalidValue;
-}
-
-template <typename T>
-cudaError_t launch_as(const PrefillParams& params, const PrefillPlan& plan, const LaunchTarget& target) {
-  return plan.threads > 0 ? prefill_short::launch<T>(params, plan, target)
-                          : prefill::launch<T>(params, plan, target);
 }
 
 // Calls launch(T{}) for the type T of a dtype.
@@ -98,7 +84,11 @@ cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStr
 cudaError_t launch_prefill(const PrefillParams& params, const PrefillPlan& plan, bool pdl,
                            cudaStream_t stream) {
   const LaunchTarget target{stream, pdl, nullptr};
-  return for_dtype(params.dtype, [&](auto type) { return launch_as<decltype(type)>(params, plan, target); });
+  return for_dtype(params.dtype, [&](auto type) {
+    using T = decltype(type);
+    return plan.threads > 0 ? prefill_short::launch<T>(params, plan, target)
+                            : prefill::launch<T>(params, plan, target);
+  });
 }
 
 cudaError_t launch_prefill_slice(const SliceParams& params, const SlicePlan& plan, bool pdl,

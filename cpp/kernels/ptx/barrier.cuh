@@ -9,28 +9,17 @@
 
 namespace gvr_topk::ptx {
 
-GVR_DEVICE uint32_t cluster_rank() {
-  uint32_t r;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-  return r;
-}
-
-// How many CTAs a cluster has, this cluster's number, and how many there are.
-GVR_DEVICE uint32_t cluster_size() {
-  uint32_t r;
-  asm volatile("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(r));
-  return r;
-}
-GVR_DEVICE uint32_t cluster_number() {
-  uint32_t r;
-  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(r));
-  return r;
-}
-GVR_DEVICE uint32_t cluster_count() {
-  uint32_t r;
-  asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(r));
-  return r;
-}
+// Defines a function that reads a special register.
+#define GVR_REGISTER(name, special)                       \
+  GVR_DEVICE uint32_t name() {                            \
+    uint32_t r;                                           \
+    asm volatile("mov.u32 %0, %%" special ";" : "=r"(r)); \
+    return r;                                             \
+  }
+GVR_REGISTER(cluster_rank, "cluster_ctarank")
+GVR_REGISTER(cluster_size, "cluster_nctaid.x")  // how many CTAs a cluster has
+GVR_REGISTER(cluster_number, "clusterid.x")
+GVR_REGISTER(cluster_count, "nclusterid.x")
 
 // Arrive and wait are separate so that work can stand between them. Both need converged warps. Behind a loop
 // or a branch that keeps lanes apart, `reconverge` is called first, because ptxas may drop a plain

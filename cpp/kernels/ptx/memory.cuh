@@ -11,6 +11,7 @@ namespace gvr_topk::ptx {
 // has a reference, through which the compiler would load from global memory.
 template <typename P>
 GVR_DEVICE P kernel_parameter(const P& parameter) {
+  static_assert(sizeof(P) % sizeof(uint32_t) == 0);
   alignas(P) uint32_t words[sizeof(P) / sizeof(uint32_t)];
   const size_t address = __cvta_generic_to_grid_constant(&parameter);
 #pragma unroll

@@ -48,7 +48,7 @@ GVR_DEVICE void reconverge(uint32_t zero) {
   if (zero == 0) __syncwarp();
 }
 
-// Defines a function that is one instruction.
+// Defines a function of a float that is one instruction.
 #define GVR_FUNCTION(name, instruction)             \
   GVR_DEVICE float name(float x) {                  \
     float y;                                        \
