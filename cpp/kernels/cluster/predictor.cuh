@@ -243,7 +243,10 @@ GVR_DEVICE StepState next_state(const RowContext<T>& ctx, const Moments& moments
     errors.value = fmaxf(kErrorDecay * last_errors.value, tuning.value_factor * fabsf(move));
     expected = fmaf(kCentreStep, move, last.value);
   }
-  errors.value = fminf(fmaxf(errors.value, tuning.min_inside * per_element), kBeyondLimit * limit);
+  // A k-th value that is one of many zeros stays. The few scores around them say nothing about its error.
+  const bool is_zero = kth == kZeroKey;
+  const float least = is_zero ? 0.0f : tuning.min_inside * per_element;
+  errors.value = fminf(fmaxf(errors.value, least), kBeyondLimit * limit);
 
   bool by_value = true;
   float z_score = kStateValueOnly;
@@ -267,6 +270,8 @@ GVR_DEVICE StepState next_state(const RowContext<T>& ctx, const Moments& moments
       if (!by_value) limit = z_limit;
     }
   }
+  if (is_zero) expected = 0.0f;
+  if (is_zero && by_value) errors.value = 0.0f;  // Only zeros are counted then, and nothing is listed.
   return StepState{z_score, expected, limit, errors.packed(by_value)};
 }
 
