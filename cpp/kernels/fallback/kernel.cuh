@@ -27,6 +27,7 @@ namespace gvr_topk::fallback {
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     fallback_topk(const __grid_constant__ LaunchTraits traits, const __grid_constant__ TopkParams p) {
+  constexpr auto kStartOver = radix_fallback_from_start<T, true>;
   ptx::grid_take_over();
   RowJob<T, true> job(p, traits, storage);
   const RowContext<T>& ctx = job.ctx;
@@ -39,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   job.agree_on_length(p, traits);
   ptx::reconverge(ctx.zero);  // Single threads have published what the block reads.
   if (job.is_short()) {
-    finish_unselected_row(p, traits, job, false);
+    finish_unselected_row<kStartOver>(p, traits, job, false);
     return;
   }
 
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (traits.has(LaunchTraits::kRadixOnly)) {
     // CTAs have to agree on the length before the rounds, so one exchange comes first.
     send_and_wait(ctx, everything, 0, [] {});
-    radix_fallback_from_start<true>(p, traits, ctx, kGuessNone);
+    kStartOver(p, traits, kGuessNone, 1);
     return;
   }
 
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr int kDepth = is_small_arch(kArch) ? 1 : kRingDepth;
   const FallbackState start{FallbackStage::kGuess, interval, interval.source, exchanges, 0, ctx.row.n};
   if (!agreed || !run_stages(p, traits, job, start_stream<kDepth>(ctx), start)) {
-    radix_fallback_from_start<true>(p, traits, ctx, interval.source, exchanges + agreed);
+    kStartOver(p, traits, interval.source, exchanges + agreed);
   }
 }
 

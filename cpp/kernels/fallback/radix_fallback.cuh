@@ -1,5 +1,5 @@
 // Runs the stages after the first guess, for rows of any content: ties, infinities, NaN, intervals that miss.
-// The other kernels keep only their common case inline, and hand all other rows to `radix_fallback`.
+// The streaming kernel keeps only its common case inline, and hands all other rows to `radix_fallback`.
 //
 // A row is read once to compare it with an interval, once for each radix round, and once to write the
 // selected positions. Nothing of it stays behind between two passes but the listed keys and counts.
@@ -104,40 +104,12 @@ __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTra
 
 // Starts over with radix rounds after some exchanges. CTAs may have read different lengths; the length that
 // the first CTA has read decides.
-template <bool kOptions, typename T>
-GVR_DEVICE void radix_fallback_from_start(const TopkParams& p, const LaunchTraits& traits,
-                                          const RowContext<T>& ctx, uint32_t source, uint32_t exchanges = 1) {
-  const int length = ctx.shared->header[0].length;
-  radix_fallback<T, kOptions>(
-      p, traits,
-      FallbackState{FallbackStage::kRadix, KeyInterval::everything(), source, exchanges, 1, length});
-}
-
-// Finishes a row of which this CTA selects nothing, because it finds the row too short or leaves it to the
-// first CTA (small_row/solo_row.cuh). Other CTAs may have read another length and be waiting for this one. So
-// this CTA takes part in the exchanges of a first pass, and then knows whether they have. `sampled`: the CTAs
-// exchange samples as well.
 template <typename T, bool kOptions>
-GVR_DEVICE void finish_unselected_row(const TopkParams& p, const LaunchTraits& traits,
-                                      const RowJob<T, kOptions>& job, bool sampled) {
-  const RowContext<T>& ctx = job.ctx;
-  ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
-  // The first CTA writes where the slot's claim stands, so all CTAs must have read the claim.
-  const bool writes_late = kOptions && traits.has(LaunchTraits::kClaimedSlots) && ctx.ctas > 1;
-  if (job.is_short() && !writes_late) job.write_short(p, traits);
-  if (ctx.ctas == 1) return;
-  const KeyInterval everything = KeyInterval::everything();
-  ptx::reconverge(ctx.zero);  // One thread has written statistics.
-  ptx::cluster_wait();
-  if (sampled) send_sample(ctx, nullptr);
-  send_and_wait(ctx, everything, 0, [] {});
-  if (sampled) receive_samples(ctx);
-  ptx::reconverge(ctx.zero);  // Each lane has left the wait for itself.
-  if (!read_headers(ctx, everything).agreed) {
-    radix_fallback_from_start<kOptions>(p, traits, ctx, kGuessNone);
-  } else if (job.is_short() && writes_late) {
-    job.write_short(p, traits);
-  }
+GVR_DEVICE void radix_fallback_from_start(const TopkParams& p, const LaunchTraits& traits, uint32_t source,
+                                          uint32_t exchanges) {
+  const int length = reinterpret_cast<const Shared*>(storage)->header[0].length;
+  const FallbackState start{FallbackStage::kRadix, KeyInterval::everything(), source, exchanges, 1, length};
+  radix_fallback<T, kOptions>(p, traits, start);
 }
 
 }  // namespace gvr_topk::fallback

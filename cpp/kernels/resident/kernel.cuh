@@ -21,7 +21,6 @@
 
 #include "cluster/guess.cuh"
 #include "cluster/row_job.cuh"
-#include "fallback/radix_fallback.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/warp.cuh"
 #include "resident/cluster_tile.cuh"
@@ -31,16 +30,14 @@
 
 namespace gvr_topk::resident {
 
-// The staging area of the row follows the list; a fallback, which runs later, uses the same memory. Behind it
-// lies what a row much shorter than its buffer needs: the first CTA's memory to select from it alone, or a
-// second staging area and a second landing zone of the sample.
+// The staging area of the row follows the list. Behind it lies what a row much shorter than its buffer needs:
+// memory of the first CTA, which selects alone, or another staging area and landing zone of the sample.
 template <typename T, int kValues>
 inline size_t resident_bytes(const LaunchTraits& traits) {
   using Tile = ClusterTile<T, kValues>;
   constexpr size_t kBehind =
       std::max(small_row::kSoloBytes, Tile::kSecondStagingBytes + sizeof(uint4) * kThreads);
-  return std::max(fallback_bytes(traits, 1),
-                  fixed_bytes(traits.list_capacity(), 0) + Tile::kStagingBytes + kBehind);
+  return fixed_bytes(traits.list_capacity(), 0) + Tile::kStagingBytes + kBehind;
 }
 
 // A row has at least two CTAs, because the kernel of short rows takes every row that the registers of one CTA
@@ -59,6 +56,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   constexpr bool kOptions = kSpecialization == Specialization::kGeneric;
+  constexpr auto kStartOver = start_over<T, kValues, kOptions>;
   const LaunchTraits traits = launch_traits.in_registers<kSpecialization, kCommonSizes>();
   ptx::grid_take_over();
   RowJob<T, kOptions> job(p, traits, ptx::opaque_shared(storage), kCommonSizes);
@@ -86,9 +84,9 @@ __global__ void __launch_bounds__(kThreads, 1)
           ctx.row.n, job.requested_slot,
           static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)) + tile.kStagingBytes,
           tile.staged_row(ctx, ctx.row.n, p.width), sampled};
-      small_row::select_solo_row<Family::kResident, T, kOptions>(p, launch_traits, solo);
+      small_row::select_solo_row<Family::kResident, kStartOver, T, kOptions>(p, launch_traits, solo);
     } else {
-      fallback::finish_unselected_row(p, launch_traits, job, sampled);
+      finish_unselected_row<kStartOver>(p, launch_traits, job, sampled);
     }
     return;
   }
@@ -137,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ++passes;
     if (result.complete) break;
     if (!result.agreed) {
-      fallback::radix_fallback_from_start<kOptions>(p, launch_traits, ctx, source);
+      kStartOver(p, launch_traits, source, passes);
       return;
     }
     const KeyInterval missed = interval;

@@ -1,5 +1,5 @@
 // Finishes rows whose guessed intervals have missed in the resident kernel. The row lies in shared memory,
-// and nothing is read from global memory again.
+// and nothing is read from global memory again, unless CTAs have not agreed.
 #pragma once
 
 #include "cluster/guess.cuh"
@@ -126,6 +126,30 @@ __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const La
     job.report(p, traits, missed.passes + rounds + 1, result.inside, snaps, missed.source, false, rounds);
   });
   job.finish_dropped(p, traits, output, items);
+}
+
+// Starts over after some exchanges, where CTAs have read different lengths or guessed different intervals.
+// The length that the first CTA has read decides. The block has waited for all earlier copies.
+template <typename T, int kValues, bool kOptions>
+__device__ __noinline__ void start_over(const TopkParams& p, const LaunchTraits& traits, uint32_t source,
+                                        int exchanges) {
+  RowJob<T, kOptions> job(p, traits, storage);
+  const RowContext<T>& ctx = job.ctx;
+  Shared& smem = *ctx.shared;
+  job.ctx.row.n = smem.header[0].length;
+  __syncthreads();  // All threads have read the length, and their elements.
+  if (job.is_short()) {
+    job.write_short(p, traits);
+    return;
+  }
+  ClusterTile<T, kValues>(ctx, traits).fetch(ctx, traits, p.width, p.width);
+  CountResult all{};
+  all.agreed = all.contains_k = true;
+  if (ctx.thread == 0) {
+    smem.missed = MissedGuess{
+        KeyInterval::everything(), all, exchanges, ctx.row.n, p.width, 0.0f, kTooFewCounted, source};
+  }
+  resolve_miss_resident<T, kValues, kOptions>(p, traits);
 }
 
 }  // namespace gvr_topk::resident

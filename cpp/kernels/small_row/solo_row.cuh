@@ -1,18 +1,17 @@
 // Selects the top k of a row that is much shorter than its buffer. The first CTA of the cluster does this
-// alone, as the kernel of short rows would (small_row/select_row.cuh). The other CTAs only take part in the
-// exchange.
+// alone, as the kernel of short rows would (small_row/select_row.cuh); the others take part in the exchange.
 //
 // Another stream may be writing the length, so CTAs of a cluster may have read different lengths, and some
 // may be waiting for the list of this CTA. So before it selects, this CTA sends what every CTA sends that
 // finds its row too short. After it has selected, it looks at what the others have sent. If all have read the
-// same length, they have sent the same and have ended. If not, all CTAs know it from the same headers, and go
-// on together with `radix_fallback`.
+// same length, they have sent the same and have ended. If not, all CTAs know it from the same headers, and
+// start over together.
 //
 // The selection uses memory that only this CTA writes, and not the list, because CTAs that have read another
 // length store into the list.
 #pragma once
 
-#include "fallback/radix_fallback.cuh"
+#include "cluster/row_job.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
 #include "small_row/select_row.cuh"
@@ -30,7 +29,7 @@ struct SoloRow {
   bool sampled;      // whether the CTAs exchange samples as well
 };
 
-template <typename T, int kValues, bool kOptions>
+template <auto kStartOver, typename T, int kValues, bool kOptions>
 __device__ __noinline__ void select_solo_row_in(const TopkParams& launch_params,
                                                 const LaunchTraits& launch_traits, SoloRow solo) {
   const TopkParams p = ptx::kernel_parameter(launch_params);
@@ -84,16 +83,16 @@ __device__ __noinline__ void select_solo_row_in(const TopkParams& launch_params,
   ptx::reconverge(ctx.zero);  // Single threads have written the state and the statistics.
   if (read_headers(job.ctx, everything).agreed) return;
   if (ctx.thread == 0) smem.hint_hits = smem.few_count = 0;
-  fallback::radix_fallback_from_start<kOptions>(launch_params, launch_traits, job.ctx, kGuessNone);
+  kStartOver(launch_params, launch_traits, kGuessNone, 1);
 }
 
-template <Family kFamily, typename T, bool kOptions>
+template <Family kFamily, auto kStartOver, typename T, bool kOptions>
 GVR_DEVICE void select_solo_row(const TopkParams& p, const LaunchTraits& traits, const SoloRow& solo) {
   constexpr bool kAllAreShort = values_of_solo_row(longest_solo_row(kFamily)) == kValuesPerThread;
   if (kAllAreShort || values_of_solo_row(solo.length) == kValuesPerThread) {
-    select_solo_row_in<T, kValuesPerThread, kOptions>(p, traits, solo);
+    select_solo_row_in<kStartOver, T, kValuesPerThread, kOptions>(p, traits, solo);
   } else {
-    select_solo_row_in<T, kWideValuesPerThread, kOptions>(p, traits, solo);
+    select_solo_row_in<kStartOver, T, kWideValuesPerThread, kOptions>(p, traits, solo);
   }
 }
 

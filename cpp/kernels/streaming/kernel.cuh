@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   constexpr bool kOptions = kSpecialization == Specialization::kGeneric;
+  constexpr auto kStartOver = fallback::radix_fallback_from_start<T, kOptions>;
   const LaunchTraits traits = launch_traits.in_registers<kSpecialization, false>();
   ptx::grid_take_over();
   RowJob<T, kOptions> job(p, traits, storage);
@@ -82,9 +83,9 @@ __global__ void __launch_bounds__(kThreads, 1)
           ctx.row.n, job.requested_slot,
           static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)),  // the ring
           StagedRow{}, sampled};
-      small_row::select_solo_row<Family::kStreaming, T, kOptions>(p, launch_traits, solo);
+      small_row::select_solo_row<Family::kStreaming, kStartOver, T, kOptions>(p, launch_traits, solo);
     } else {
-      fallback::finish_unselected_row(p, launch_traits, job, sampled);
+      finish_unselected_row<kStartOver>(p, launch_traits, job, sampled);
     }
     return;
   }
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     resolve_miss_streaming<T, kOptions>(p, launch_traits, buffer.count, buffer.rotation);
   } else {
-    fallback::radix_fallback_from_start<kOptions>(p, launch_traits, ctx, source);
+    kStartOver(p, launch_traits, source, 1);
   }
 }
 
