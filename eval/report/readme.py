@@ -60,6 +60,7 @@ from eval.report.vllm_report import (
     total_compared,
     vllm_figures,
 )
+from eval.stress.stress_cases import GUESSES
 
 GPU = "h100"
 """Folder of the results that the pages show."""
@@ -547,6 +548,7 @@ def _counted(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         "ways": len(ways),
         "arguments": len({way.partition(":")[0] for way in ways}),
         "disturbed": sum(result.get("disturbed_launches", 0) for result in results),
+        "guessed": sum(its["launches"] for its in results if its.get("rewritten", "").startswith(GUESSES)),
     }
 
 

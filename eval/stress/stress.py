@@ -17,12 +17,13 @@ Neighbours other than operations of torch, and rewriting, need a library of thei
 With a build that counts lanes at collectives (CMake option ``GVR_TOPK_CHECK_CONVERGED``) stress and fuzz add
 the counts to ``convergence.json`` beside ``--out``, and fail where lanes came apart that nothing guards.
 
-With ``--rewrite`` another stream keeps rewriting the state's indices, its words, the lengths, the slots or
-the scores, for a minute each; then the words by what other rows would have left, and scores by scores of
-quite another scale: six arguments in eight ways. Of prefill the ends of the windows and the rows' requests
-stand for lengths and slots. Results may be anything then, but every launch must end, no guard word may
-change, and launches behind it must be exact. Clocks of the device say how many launches ran wholly while a
-kernel was rewriting, because not every argument can change a result.
+With ``--rewrite`` another stream keeps rewriting the state's indices, its words, the lengths, the slots
+or the scores, for a minute each; then the words by what other rows would have left, and scores by scores
+of quite another scale: six arguments in eight ways. Of prefill the ends of the windows and the rows'
+requests stand for lengths and slots. Every launch must end, no guard word may change, launches behind it
+must be exact, and those whose state is rewritten, too; results of the others may be anything. Clocks of
+the device say how many launches ran wholly while a kernel was rewriting, because not every argument can
+change a result.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _line(result: dict[str, Any]) -> str:
     if not result["clean"]:
         found = [
             f"{result[key]} {key.replace('_', ' ')}"
-            for key in ("wrong_launches", "wrong_hints", "guard_words")
+            for key in ("wrong_launches", "wrong_hints", "guard_words", "disturbed_launches")
             if result.get(key)
         ]
         verdict = "WRONG " + ", ".join(found or ["launches that follow"])

@@ -19,6 +19,7 @@ from eval.fuzz.draw import Draw
 from eval.stress import stress, stress_cases, stress_run, stress_workload
 from eval.stress.stress_cases import (
     CONFIGURATIONS,
+    GUESSES,
     REWRITINGS,
     SCALED_LOGITS,
     STALE_STATES,
@@ -192,6 +193,7 @@ class TestWorkload:
         disturbed = workload.counts()
         assert disturbed.guard_words == 0
         assert disturbed.wrong_launches > 0 or rewritten_tensor(tensor) not in ("seq_lens", "logits")
+        assert disturbed.wrong_launches == 0 or rewritten_tensor(tensor) not in GUESSES
         workload.restore()
         workload.replay()
         assert workload.counts().clean
