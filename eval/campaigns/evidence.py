@@ -30,7 +30,8 @@ _VERSION = re.compile(
     r"|vLLM server version ([^\s,]+)|█\s+version (\d\S*)|gvr_topk in vLLM (\d[^\s:]*)"
 )
 _REFUSALS = ("refused:", "fell back:", "not in use:", "ignored:")
-_NATIVE = re.compile("(sampler|drafts): .* of vLLM (draws|serves) calls ")
+_NATIVE = re.compile("(sampler|drafts): .* of vLLM (draws|serves) calls (?!with penalties)")
+"""Calls that vLLM keeps; its warm-up has one with penalties in every log."""
 
 Subject = Literal["top-k", "sampler"]
 TOP_K, SAMPLER = get_args(Subject)

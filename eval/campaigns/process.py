@@ -106,8 +106,7 @@ def running_server(
     with _running(command, log, hold) as process:
         deadline = time.monotonic() + start_timeout_s
         while http_status(ready_url) != http.client.OK:
-            status = process.poll()
-            if status is not None:
+            if (status := process.poll()) is not None:
                 raise CommandError(command, f"{describe_status(status)} before it was ready", log)
             if time.monotonic() > deadline:
                 raise CommandError(command, f"{ready_url} not ready after {start_timeout_s:g} s", log)

@@ -244,8 +244,7 @@ def execute(runs: Sequence[PlannedRun], store: RunStore, limits: Limits) -> Outc
 
 def refuse_repeats(values: Sequence[Hashable], option: str) -> None:
     """Refuse an option that is given the same value twice: its runs would count as twice as many."""
-    repeated = list(dict.fromkeys(value for value in values if values.count(value) > 1))
-    if repeated:
+    if repeated := list(dict.fromkeys(value for value in values if values.count(value) > 1)):
         names = ", ".join(str(value) for value in repeated)
         raise typer.BadParameter(f"wanted each value once, got {names} more than once", param_hint=option)
 

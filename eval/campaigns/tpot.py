@@ -266,6 +266,8 @@ def main(settings: Settings) -> None:
         )
     if settings.by_bench and settings.compares == SAMPLER:
         raise typer.BadParameter("wanted --engine vllm for the sampler", param_hint="--compares")
+    if settings.compares == SAMPLER and "penalty" in settings.sampling:
+        raise typer.BadParameter("wanted no penalties, with which vLLM draws itself", param_hint="--sampling")
     mtps = settings.mtp or list(MTP)
     refuse_repeats(mtps, "--mtp")
     store = RunStore(settings.out / "runs")
@@ -290,6 +292,5 @@ def main(settings: Settings) -> None:
     compared = outcome.compare(cases, "tpot_ms", family, math.log)
     typer.echo(f"\n{tpot_table(compared)}\n")
     outcome.report(settings.out, family, compared)
-    if len(outcome.records) == len(planned):
-        raise typer.Exit(0)
-    raise typer.Exit(TOOL_FAULT if outcome.faulty else UNDECIDED)
+    finished = len(outcome.records) == len(planned)
+    raise typer.Exit(0 if finished else TOOL_FAULT if outcome.faulty else UNDECIDED)

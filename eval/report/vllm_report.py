@@ -128,11 +128,11 @@ def served(campaigns: Files) -> dict[str, Any] | None:
         for case in campaign["cases"]:
             refuse_if(case["failures"], name, "no failures")
             for row in case["decisions"]:
-                cells = [", ".join(shown(ms, 3) for ms in row[side]) for side in ("off", "on")]
+                cells = [str(row["case"]["MTP"] or "none"), case["parameters"], row["decision"]["verdict"]]
+                cells += [", ".join(shown(ms, 3) for ms in row[side]) for side in ("off", "on")]
                 cells += [f"{100 * mean(row['on']) / mean(row['off']) - 100:+.1f} %"]
                 shares = (row["acceptance_off"], row["acceptance_on"])
-                cells += [f"{100 * mean(share):.0f} %" if share else "-" for share in shares]
-                rows.append([str(row["case"]["MTP"] or "none"), case["parameters"], *cells])
+                rows.append([*cells, *(f"{100 * mean(share):.0f} %" if share else "-" for share in shares)])
     return {"rows": rows, "source": source_of(*campaigns.values())} if rows else None
 
 

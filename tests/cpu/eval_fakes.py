@@ -163,5 +163,6 @@ if __name__ == "__main__":
     print(VLLM_LOGO, flush=True)
     print(VLLM_HOOK_LINE if os.environ.get("GVR_TOPK_DISABLE", "0") == "0" else "plain", flush=True)
     if os.environ.get("GVR_TOPK_SAMPLER") == "1":
-        print(VLLM_HOOK_LINE.replace("on: decode", "on: tokens of the V2 model runner"), flush=True)
+        for said in ("on: tokens of the V2 model runner", "sampler: x of vLLM draws calls with penalties y"):
+            print(VLLM_HOOK_LINE.replace("on: decode", said), flush=True)
     make_server(port).serve_forever()

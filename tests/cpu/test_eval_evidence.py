@@ -43,9 +43,9 @@ def test_lines_that_count(lines: list[str], active: bool, refused: bool) -> None
 
 
 def test_a_sampler_that_leaves_calls_to_vllm() -> None:
-    said = ("on: tokens of the V2 model runner", "drafts: x of vLLM serves calls y")
+    said = ("on: tokens ", "sampler: x of vLLM draws calls with penalties", "drafts: x of vLLM serves calls ")
     lines = [f"gvr_topk in vLLM 0.33.0: {text}" for text in said]
-    assert [read_evidence(lines[:count], "sampler").refused for count in (1, 2)] == [False, True]
+    assert [read_evidence(lines[:count], "sampler").refused for count in (1, 2, 3)] == [False, False, True]
     assert read_evidence(lines, "sampler").active and not read_evidence(lines).refused
 
 
@@ -86,11 +86,8 @@ def test_version_of_vllm_is_known_on_either_side() -> None:
     assert read_evidence(["INFO vLLM server version 0.33.0, serving model m"]).version == "0.33.0"
     got = read_evidence([VLLM_HOOK_LINE])
     assert (got.version, got.active, got.problem("on")) == ("0.33.0", True, None)
-    of_unknown_version = "gvr_topk in vLLM of unknown version: on: decode"
-    assert (read_evidence([of_unknown_version]).version, read_evidence([of_unknown_version]).active) == (
-        None,
-        True,
-    )
+    got = read_evidence(["gvr_topk in vLLM of unknown version: on: decode"])
+    assert (got.version, got.active) == (None, True)
 
 
 # ---------------------------------------------------------------- builds

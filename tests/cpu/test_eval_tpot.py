@@ -219,6 +219,7 @@ def test_serve_failure_shows_the_servers_log_too(bench: Bench) -> None:
         ((*PROMPTS, "--configs", "x_{mpt}.yaml"), "wanted {mtp} and {variant} in it"),
         ((*PROMPTS, "--engine", "vllm", "--configs", "{mtp}_{variant}"), "variable alone"),
         ((*PROMPTS, "--compares", "sampler"), "wanted --engine vllm for the sampler"),
+        ((*TEXT, *VLLM[:2], "--compares", "sampler", "--sampling", "--presence-penalty 1"), "no penalties"),
     ],
 )
 def test_wrong_use(bench: Bench, options: tuple[str, ...], message: str) -> None:
