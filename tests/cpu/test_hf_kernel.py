@@ -6,12 +6,12 @@ import importlib.util
 import json
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_packaging import run as run_elsewhere
 
 if sys.version_info < (3, 11):
     pytest.skip("the packaging script reads TOML, which Python has from 3.11 on", allow_module_level=True)
@@ -78,19 +78,9 @@ def folder_of(package: str) -> Path | None:
 
 def run(program: str, *arguments: Path, **variables: str) -> str:
     """Run a program with this environment's torch, and `kernels` where it is, but without the checkout."""
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("GVR_")}
-    environ["PYTHONPATH"] = os.pathsep.join(str(folder) for folder in map(folder_of, REQUIREMENTS) if folder)
-    done = subprocess.run(
-        # Without -S, .pth files would lead back to the checkout.
-        [sys.executable, "-S", "-c", program, *map(str, arguments)],
-        env={**environ, **variables},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    path = os.pathsep.join(str(folder) for folder in map(folder_of, REQUIREMENTS) if folder)
+    # Without -S, .pth files would lead back to the checkout.
+    return run_elsewhere(sys.executable, "-S", "-c", program, *arguments, PYTHONPATH=path, **variables)
 
 
 def test_variants(kernel: Path) -> None:

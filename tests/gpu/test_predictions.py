@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import columns, exact, full_lengths, new_stats, plan_here, words
+from oracle import columns, exact, full_lengths, new_state, new_stats, plan_here, words
 from torch import Tensor
 
 from gvr_topk.constants import STATE_ZSCORE_ORIGIN, GuessSource, HintReason, StatsColumn
@@ -80,6 +80,21 @@ def test_a_sample_of_mostly_equal_scores_is_hit(shape: str) -> None:
     stats = new_stats(20)
     exact(logits, full_lengths(logits), K, ctas=ctas, path="no_hint", stats=stats)
     assert sum(columns(stats)[StatsColumn.GUESS_HIT]) >= 18
+
+
+@pytest.mark.parametrize("shape", ["resident", "streaming, one CTA"])
+def test_one_of_many_zeros_is_expected_to_stay(shape: str) -> None:
+    """After a while nothing but zeros is looked for, and a k-th score above them is found all the same."""
+    width, ctas = SHAPES[shape]
+    generator = torch.Generator(device="cuda").manual_seed(3)
+    state, stats = new_state(1, K), new_stats(1)
+    for positive in [K // 2] * 100 + [2 * K]:
+        seen = columns(stats)
+        order = torch.rand(1, width, device="cuda", generator=generator).argsort(dim=1)
+        logits = (1 - order / positive).clamp(min=0)
+        exact(logits, full_lengths(logits), K, ctas=ctas, state=state, stats=stats)
+    assert seen[StatsColumn.GUESS] == [GuessSource.VALUE]
+    assert seen[StatsColumn.CANDIDATES] == [width - K // 2]
 
 
 GIVEN = [(0.0, 0.03125), (0.0078125, 0.03125), (0.5, 0.0078125), (-0.5, 0.0078125), (0.0, 1.5)]
