@@ -16,19 +16,8 @@ from eval_fakes import Ended, run_verb
 from eval.common.dtypes import DTYPES
 from eval.common.paths import ROOT
 from eval.fuzz.draw import Draw
-from eval.stress import stress, stress_cases, stress_run, stress_workload
-from eval.stress.stress_cases import (
-    CONFIGURATIONS,
-    GUESSES,
-    REWRITINGS,
-    SCALED_LOGITS,
-    STALE_STATES,
-    Configuration,
-    can_rewrite,
-    rewrite_pool,
-    rewritten_configurations,
-    rewritten_tensor,
-)
+from eval.stress import stress, stress_run, stress_workload
+from eval.stress import stress_cases as cases
 from eval.stress.stress_library import CHAOS_MODES, StressError, chaos_modes, launches_within, set_chaos
 from eval.stress.stress_neighbours import Hang, make_rewriter, wait_for
 from eval.stress.stress_workload import GUARD, POISON, Workload
@@ -37,23 +26,23 @@ from gvr_topk.policy import plan
 
 STRESS = ROOT / "cpp" / "stress"
 
-TINY = Configuration("tiny", 600, 3, next_n=2, k=40, row_slot=True, stats=True, page_size=16, chains=2)
+TINY = cases.Configuration("tiny", 600, 3, next_n=2, k=40, row_slot=True, stats=True, page_size=16, chains=2)
 FULL = replace(TINY, name="full", counts=True, cache_slots=True)
-PREFILL = Configuration(
+PREFILL = cases.Configuration(
     "prefill", 600, 4, next_n=20, k=40, indices=False, row_slot=True, counts=True, stats=True, page_size=16,
     cache_slots=True, chains=2, op="prefill", offsets=True,
 )  # fmt: skip
-PLAIN = Configuration("plain", 500, 2, k=30, dtype="bf16", aligned=False, chains=1)
+PLAIN = cases.Configuration("plain", 500, 2, k=30, dtype="bf16", aligned=False, chains=1)
 
 
-SAMPLE = Configuration(
+SAMPLE = cases.Configuration(
     "sample", 600, 8, k=40, indices=False, row_slot=True, counts=True, aligned=False, chains=2, op="sample"
 )
 
-DECODE = [configuration for configuration in CONFIGURATIONS if configuration.op == "decode"]
+DECODE = [configuration for configuration in cases.CONFIGURATIONS if configuration.op == "decode"]
 
 
-def family(c: Configuration) -> str:
+def family(c: cases.Configuration) -> str:
     if c.op != "decode":
         return c.op
     return plan(rows=c.rows, width=c.width, k=c.k, dtype=DTYPES[c.dtype], path=c.path).family
@@ -62,31 +51,32 @@ def family(c: Configuration) -> str:
 class TestConfigurations:
     def test_they_reach_every_kernel_and_dtype(self) -> None:
         families = {"small_row", "resident", "streaming", "fallback", "paper_gvr", "prefill", "sample"}
-        assert {family(configuration) for configuration in CONFIGURATIONS} == families
-        assert {configuration.dtype for configuration in CONFIGURATIONS} == set(DTYPES)
-        assert {family(configuration) for configuration in rewritten_configurations()} == families
+        assert {family(configuration) for configuration in cases.CONFIGURATIONS} == families
+        assert {configuration.dtype for configuration in cases.CONFIGURATIONS} == set(DTYPES)
+        assert {family(configuration) for configuration in cases.rewritten_configurations()} == families
 
     def test_they_use_every_argument(self) -> None:
-        slotted = [configuration.row_slot for configuration in CONFIGURATIONS]
+        slotted = [configuration.row_slot for configuration in cases.CONFIGURATIONS]
         assert len(slotted) / 2 - 2 <= sum(slotted) <= len(slotted) / 2 + 2
         for argument in ("counts", "stats", "page_size", "cache_slots", "pdl", "offsets"):
-            assert any(getattr(configuration, argument) for configuration in CONFIGURATIONS), argument
-        assert not all(configuration.aligned for configuration in CONFIGURATIONS)
+            assert any(getattr(configuration, argument) for configuration in cases.CONFIGURATIONS), argument
+        assert not all(configuration.aligned for configuration in cases.CONFIGURATIONS)
         without = {family(configuration) for configuration in DECODE if not configuration.indices}
         assert without == {"small_row", "resident", "streaming"}
-        assert {family(c) for c in CONFIGURATIONS if c.cache_slots} >= {*without, "paper_gvr", "prefill"}
+        slotted = {family(c) for c in cases.CONFIGURATIONS if c.cache_slots}
+        assert slotted >= {*without, "paper_gvr", "prefill"}
 
 
 class TestContents:
     def test_what_is_not_given_is_not_rewritten(self) -> None:
         plain = replace(TINY, indices=False, row_slot=False)
-        rewritten = {name for name in REWRITINGS if can_rewrite(plain, name)}
-        assert rewritten == {"state", "seq_lens", "logits", STALE_STATES}
-        rewritten = {name for name in REWRITINGS if can_rewrite(PREFILL, name)}
-        assert rewritten == {"row_slot", "seq_lens", "logits", SCALED_LOGITS}
-        rewritten = {name for name in REWRITINGS if can_rewrite(SAMPLE, name)}
-        assert rewritten == {"row_slot", "logits", "parameters", SCALED_LOGITS}
-        assert not can_rewrite(replace(SAMPLE, row_slot=False), "row_slot")
+        rewritten = {name for name in cases.REWRITINGS if cases.can_rewrite(plain, name)}
+        assert rewritten == {"state", "seq_lens", "logits", cases.STALE_STATES}
+        rewritten = {name for name in cases.REWRITINGS if cases.can_rewrite(PREFILL, name)}
+        assert rewritten == {"row_slot", "seq_lens", "logits", cases.SCALED_LOGITS}
+        rewritten = {name for name in cases.REWRITINGS if cases.can_rewrite(SAMPLE, name)}
+        assert rewritten == {"row_slot", "logits", "parameters", cases.SCALED_LOGITS}
+        assert not cases.can_rewrite(replace(SAMPLE, row_slot=False), "row_slot")
 
 
 OPS = {
@@ -123,7 +113,7 @@ class TestWorkload:
             replace(PREFILL, offsets=False, cache_slots=False, page_size=0, row_slot=False),
         ],
     )
-    def test_the_op_passes(self, configuration: Configuration) -> None:
+    def test_the_op_passes(self, configuration: cases.Configuration) -> None:
         workload = Workload(configuration, "cpu", launches=6)
         for _ in range(3):
             workload.replay()
@@ -139,7 +129,7 @@ class TestWorkload:
         ],
     )
     def test_wrong_outputs_are_their_launch_s(
-        self, configuration: Configuration, output: str, monkeypatch: pytest.MonkeyPatch
+        self, configuration: cases.Configuration, output: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         workload = Workload(configuration, "cpu", launches=4)
         workload.replay()
@@ -176,24 +166,24 @@ class TestWorkload:
     @pytest.mark.parametrize(
         ("configuration", "tensor"),
         [
-            *((TINY, tensor) for tensor in REWRITINGS if tensor != "parameters"),
-            *((PREFILL, tensor) for tensor in ("row_slot", "seq_lens", "logits", SCALED_LOGITS)),
-            *((SAMPLE, tensor) for tensor in ("row_slot", "logits", "parameters", SCALED_LOGITS)),
+            *((TINY, tensor) for tensor in cases.REWRITINGS if tensor != "parameters"),
+            *((PREFILL, tensor) for tensor in ("row_slot", "seq_lens", "logits", cases.SCALED_LOGITS)),
+            *((SAMPLE, tensor) for tensor in ("row_slot", "logits", "parameters", cases.SCALED_LOGITS)),
         ],
     )
-    def test_rewritten_tensors_are_restored(self, configuration: Configuration, tensor: str) -> None:
+    def test_rewritten_tensors_are_restored(self, configuration: cases.Configuration, tensor: str) -> None:
         workload = Workload(replace(configuration, chains=1), "cpu", launches=4, rewritable=True)
-        target = workload.tensor(rewritten_tensor(tensor))
+        target = workload.tensor(cases.rewritten_tensor(tensor))
         before = target.clone()
-        draw = Draw("cpu", 1)
-        rewriter = make_rewriter(target, rewrite_pool(tensor, workload.configuration, target.shape, draw))
+        pool = cases.rewrite_pool(tensor, workload.configuration, target.shape, Draw("cpu", 1))
+        rewriter = make_rewriter(target, pool)
         rewriter.feed()
         assert not torch.equal(target, before)
         workload.replay()
         disturbed = workload.counts()
         assert disturbed.guard_words == 0
-        assert disturbed.wrong_launches > 0 or rewritten_tensor(tensor) not in ("seq_lens", "logits")
-        assert disturbed.wrong_launches == 0 or rewritten_tensor(tensor) not in GUESSES
+        assert disturbed.wrong_launches > 0 or cases.rewritten_tensor(tensor) not in ("seq_lens", "logits")
+        assert disturbed.wrong_launches == 0 or cases.rewritten_tensor(tensor) not in cases.GUESSES
         workload.restore()
         workload.replay()
         assert workload.counts().clean
@@ -248,9 +238,9 @@ def command(*arguments: str) -> Ended:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stress_cases, "CONFIGURATIONS", (TINY, PLAIN))
+    monkeypatch.setattr(cases, "CONFIGURATIONS", (TINY, PLAIN))
     ones = [replace(TINY, name="one", chains=1, row_slot=False), replace(TINY, name="other", chains=1)]
-    monkeypatch.setattr(stress_cases, "rewritten_configurations", lambda: ones)
+    monkeypatch.setattr(cases, "rewritten_configurations", lambda: ones)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -306,7 +296,7 @@ class TestCommand:
         data = json.loads(out.read_text())
         assert data["mode"] == "rewrite"
         ran = [(result["configuration"]["name"], result["rewritten"]) for result in data["results"]]
-        common = [name for name in REWRITINGS if name not in (SCALED_LOGITS, "parameters")]
+        common = [name for name in cases.REWRITINGS if name not in (cases.SCALED_LOGITS, "parameters")]
         assert ran == [
             *(("one", name) for name in common if name != "row_slot"),
             *(("other", name) for name in common),
