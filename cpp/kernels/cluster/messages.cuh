@@ -94,8 +94,8 @@ struct CountResult {
   uint32_t equal;         // elements inside that equal the tie key
 };
 
-// Everything that all CTAs of a cluster know about a row whose guessed interval has missed. The later stages
-// start from it.
+// Everything that all CTAs of a cluster know about a row whose guessed interval has missed, or that starts
+// over with everything for its interval. The later stages start from it.
 struct MissedGuess {
   KeyInterval interval;   // the last one tried
   CountResult result;     // its counts, on which all CTAs agreed

@@ -1,5 +1,5 @@
 // Runs the stages after the first guess, for rows of any content: ties, infinities, NaN, intervals that miss.
-// The streaming kernel keeps only its common case inline, and hands all other rows to `radix_fallback`.
+// `streaming` hands over what its own passes cannot finish, and the kernel of this folder starts over by it.
 //
 // A row is read once to compare it with an interval, once for each radix round, and once to write the
 // selected positions. Nothing of it stays behind between two passes but the listed keys and counts.
