@@ -31,7 +31,7 @@ _VERSION = re.compile(
 )
 _REFUSALS = ("refused:", "fell back:", "not in use:", "ignored:")
 _NATIVE = re.compile("(sampler|drafts): .* of vLLM (draws|serves) calls (?!with penalties)")
-"""Calls that vLLM keeps; its warm-up has one with penalties in every log."""
+"""Calls that are left to vLLM, but for those with penalties, of which its warm-up has one in every log."""
 
 Subject = Literal["top-k", "sampler"]
 TOP_K, SAMPLER = get_args(Subject)

@@ -130,7 +130,8 @@ def served(campaigns: Files) -> dict[str, Any] | None:
             for row in case["decisions"]:
                 cells = [str(row["case"]["MTP"] or "none"), case["parameters"], row["decision"]["verdict"]]
                 cells += [", ".join(shown(ms, 3) for ms in row[side]) for side in ("off", "on")]
-                cells += [f"{100 * mean(row['on']) / mean(row['off']) - 100:+.1f} %"]
+                pairs = [(row["on"][first:], row["off"][first:]) for first in range(min(2, len(row["on"])))]
+                cells += [", ".join(f"{100 * mean(on) / mean(off) - 100:+.1f} %" for on, off in pairs)]
                 shares = (row["acceptance_off"], row["acceptance_on"])
                 rows.append([*cells, *(f"{100 * mean(share):.0f} %" if share else "-" for share in shares)])
     return {"rows": rows, "source": source_of(*campaigns.values())} if rows else None

@@ -20,9 +20,9 @@ the counts to ``convergence.json`` beside ``--out``, and fail where lanes came a
 With ``--rewrite`` another stream keeps rewriting the state's indices, its words, the lengths, the slots
 or the scores, for a minute each; then the words by what other rows would have left, and scores by scores
 of quite another scale: six arguments in eight ways. Of prefill the ends of the windows and the rows'
-requests stand for lengths and slots. Every launch must end, no guard word may change, launches behind it
-must be exact, and those whose state is rewritten, too; results of the others may be anything. Clocks of
-the device say how many launches ran wholly while a kernel was rewriting, because not every argument can
+requests stand for lengths and slots. Every launch must end, and no guard word may change. Later launches
+must be exact, and so must those whose state is rewritten; other results may be anything. Clocks of the
+device say how many launches ran wholly while a kernel was rewriting, because not every argument can
 change a result.
 """
 

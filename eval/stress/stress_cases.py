@@ -154,7 +154,7 @@ _REWRITTEN = (
 REWRITTEN_TENSORS = ("indices", "state", "seq_lens", "row_slot", "logits", "parameters")
 """Tensors that another stream may rewrite during a launch."""
 GUESSES = ("indices", "state")
-"""Those that say nothing but where to look first, so that no result may change with them."""
+"""The rewritten tensors that only say where to look first; no result may depend on them."""
 
 STALE_STATES, SCALED_LOGITS = "state:stale", "logits:scaled"
 

@@ -96,6 +96,6 @@ def test_every_server_has_its_time(tmp_path: Path) -> None:
     drafts = one | {"case": {"MTP": 3}, "acceptance_off": [0.5, 0.25], "acceptance_on": [0.5, 0.5]}
     case = {"parameters": "k = 50", "decisions": [one, drafts], "failures": []}
     said = _write(tmp_path / "h1", vllm_tpot_a={"machine": MACHINE, "cases": [case]})
-    assert "| none | k = 50 | faster | 3.000, 2.000 | 2.500, 1.500 | -20.0 % | - | - |" in said
-    assert "| 3 | k = 50 | faster | 3.000, 2.000 | 2.500, 1.500 | -20.0 % | 38 % | 50 % |" in said
+    assert "| none | k = 50 | faster | 3.000, 2.000 | 2.500, 1.500 | -20.0 %, -25.0 % | - | - |" in said
+    assert "| 3 | k = 50 | faster | 3.000, 2.000 | 2.500, 1.500 | -20.0 %, -25.0 % | 38 % | 50 % |" in said
     assert "NVIDIA H200, commit abc1234 (`vllm_tpot_*.json`" in " ".join(said.split())
