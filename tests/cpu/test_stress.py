@@ -63,8 +63,8 @@ class TestConfigurations:
         assert not all(configuration.aligned for configuration in cases.CONFIGURATIONS)
         without = {family(configuration) for configuration in DECODE if not configuration.indices}
         assert without == {"small_row", "resident", "streaming"}
-        slotted = {family(c) for c in cases.CONFIGURATIONS if c.cache_slots}
-        assert slotted >= {*without, "paper_gvr", "prefill"}
+        cached = {family(c) for c in cases.CONFIGURATIONS if c.cache_slots}
+        assert cached >= {*without, "paper_gvr", "prefill"}
 
 
 class TestContents:
