@@ -94,11 +94,12 @@ struct CountResult {
   uint32_t equal;         // elements inside that equal the tie key
 };
 
-// Everything that all CTAs of a cluster know about a row whose guessed interval has missed, or that starts
-// over with everything for its interval. The later stages start from it.
+// What a CTA knows about a row whose guessed interval has missed, or that starts over with everything for its
+// interval. The later stages start from it. All CTAs of a cluster know the same but `above_before` and, where
+// they start over, `source`.
 struct MissedGuess {
   KeyInterval interval;   // the last one tried
-  CountResult result;     // its counts, on which all CTAs agreed
+  CountResult result;     // its counts, or none of them where the row starts over
   int passes;             // counting passes so far, each with one exchange
   int length;             // length of the row
   int elements;           // length for which the row was laid out over registers

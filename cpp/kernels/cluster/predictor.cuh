@@ -243,7 +243,7 @@ GVR_DEVICE StepState next_state(const RowContext<T>& ctx, const Moments& moments
     errors.value = fmaxf(kErrorDecay * last_errors.value, tuning.value_factor * fabsf(move));
     expected = fmaf(kCentreStep, move, last.value);
   }
-  // A k-th value of zero is taken for one of many, as behind a ReLU, which stay. Few scores lie around them.
+  // A k-th value of zero, as behind a ReLU, is expected to stay zero, and few other scores lie around it.
   const bool is_zero = kth == kZeroKey;
   const float least = is_zero ? 0.0f : tuning.min_inside * per_element;
   errors.value = fminf(fmaxf(errors.value, least), kBeyondLimit * limit);

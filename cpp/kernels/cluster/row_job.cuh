@@ -352,17 +352,17 @@ struct RowJob {
 
 // Finishes a row of which this CTA selects nothing, because it finds the row too short or leaves it to the
 // first CTA (small_row/solo_row.cuh). Other CTAs may have read another length and be waiting for this one. So
-// this CTA takes part in the exchanges of a first pass, and then knows whether they have; kStartOver selects
-// from such a row. `sampled`: the CTAs exchange samples as well.
-template <auto kStartOver, typename T, bool kOptions>
-GVR_DEVICE void finish_unselected_row(const TopkParams& p, const LaunchTraits& traits,
+// this CTA takes part in the exchanges of a first pass, and returns whether the CTAs agreed. If not, all of
+// them must start over. `sampled`: the CTAs exchange samples as well.
+template <typename T, bool kOptions>
+GVR_DEVICE bool finish_unselected_row(const TopkParams& p, const LaunchTraits& traits,
                                       const RowJob<T, kOptions>& job, bool sampled) {
   const RowContext<T>& ctx = job.ctx;
   ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
   // The first CTA writes where the slot's claim stands, so all CTAs must have read the claim.
   const bool writes_late = kOptions && traits.has(LaunchTraits::kClaimedSlots) && ctx.ctas > 1;
   if (job.is_short() && !writes_late) job.write_short(p, traits);
-  if (ctx.ctas == 1) return;
+  if (ctx.ctas == 1) return true;
   const KeyInterval everything = KeyInterval::everything();
   ptx::reconverge(ctx.zero);  // One thread has written statistics.
   ptx::cluster_wait();
@@ -370,11 +370,9 @@ GVR_DEVICE void finish_unselected_row(const TopkParams& p, const LaunchTraits& t
   send_and_wait(ctx, everything, 0, [] {});
   if (sampled) receive_samples(ctx);
   ptx::reconverge(ctx.zero);  // Each lane has left the wait for itself.
-  if (!read_headers(ctx, everything).agreed) {
-    kStartOver(p, traits, kGuessNone, 1);
-  } else if (job.is_short() && writes_late) {
-    job.write_short(p, traits);
-  }
+  const bool agreed = read_headers(ctx, everything).agreed;
+  if (agreed && job.is_short() && writes_late) job.write_short(p, traits);
+  return agreed;
 }
 
 }  // namespace gvr_topk

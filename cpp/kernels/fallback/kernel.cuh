@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   job.agree_on_length(p, traits);
   ptx::reconverge(ctx.zero);  // Single threads have published what the block reads.
   if (job.is_short()) {
-    finish_unselected_row<kStartOver>(p, traits, job, false);
+    if (!finish_unselected_row(p, traits, job, false)) kStartOver(p, traits, kGuessNone, 1);
     return;
   }
 

@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   constexpr bool kOptions = kSpecialization == Specialization::kGeneric;
-  constexpr auto kStartOver = start_over<T, kValues, kOptions>;
   const LaunchTraits traits = launch_traits.in_registers<kSpecialization, kCommonSizes>();
+  constexpr auto kStartOver = start_over<T, kValues, kOptions>;
   ptx::grid_take_over();
   RowJob<T, kOptions> job(p, traits, ptx::opaque_shared(storage), kCommonSizes);
   const RowContext<T>& ctx = job.ctx;
@@ -78,16 +78,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   job.agree_on_length(p, traits);
   const bool is_solo = is_solo_row(Family::kResident, p.width, ctx.row.n, ctx.k);
   if (job.is_short() || is_solo) {
-    const bool sampled = !traits.has(LaunchTraits::kReadsState);
-    if (is_solo && ctx.rank == 0) {
-      const small_row::SoloRow solo{
-          ctx.row.n, job.requested_slot,
-          static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)) + tile.kStagingBytes,
-          tile.staged_row(ctx, ctx.row.n, p.width), sampled};
-      small_row::select_solo_row<Family::kResident, kStartOver, T, kOptions>(p, launch_traits, solo);
-    } else {
-      finish_unselected_row<kStartOver>(p, launch_traits, job, sampled);
-    }
+    const small_row::SoloRow solo{
+        ctx.row.n, job.requested_slot,
+        static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)) + tile.kStagingBytes,
+        tile.staged_row(ctx, ctx.row.n, p.width), !traits.has(LaunchTraits::kReadsState)};
+    const bool agreed = small_row::finish_alone<Family::kResident>(p, launch_traits, job, is_solo, solo);
+    if (!agreed) kStartOver(p, launch_traits, kGuessNone, 1);
     return;
   }
   // A row of at most half the buffer's width is laid out again, or half of the warps would hold all of it.

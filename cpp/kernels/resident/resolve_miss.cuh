@@ -72,7 +72,10 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
 // Finishes any other row: radix rounds over its keys find an interval that holds the k-th key by
 // construction, and one exchange follows.
 template <typename T, int kValues, bool kOptions>
-__device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const LaunchTraits& traits) {
+__device__ __noinline__ void resolve_miss_resident(const TopkParams& launch_params,
+                                                   const LaunchTraits& launch_traits) {
+  const TopkParams p = ptx::kernel_parameter(launch_params);
+  const LaunchTraits traits = ptx::kernel_parameter(launch_traits).out_of_line<kOptions>();
   RowJob<T, kOptions> job(p, traits, storage);
   const RowContext<T>& ctx = job.ctx;
   Shared& smem = *ctx.shared;

@@ -5,7 +5,7 @@
 // may be waiting for the list of this CTA. So before it selects, this CTA sends what every CTA sends that
 // finds its row too short. After it has selected, it looks at what the others have sent. If all have read the
 // same length, they have sent the same and have ended. If not, all CTAs know it from the same headers, and
-// start over together.
+// all of them start over.
 //
 // The selection uses memory that only this CTA writes, and not the list, because CTAs that have read another
 // length store into the list.
@@ -20,7 +20,8 @@ namespace gvr_topk::small_row {
 
 constexpr size_t kSoloBytes = select_bytes(kMaxSoloK);
 
-// Everything that the first CTA needs to know about a row from which it selects alone.
+// What finish_alone needs to know about a row. All CTAs use `sampled`, and the rest is for the first CTA of a
+// row from which it selects alone.
 struct SoloRow {
   int length;
   int requested_slot;
@@ -29,8 +30,8 @@ struct SoloRow {
   bool sampled;      // whether the CTAs exchange samples as well
 };
 
-template <auto kStartOver, typename T, int kValues, bool kOptions>
-__device__ __noinline__ void select_solo_row_in(const TopkParams& launch_params,
+template <typename T, int kValues, bool kOptions>
+__device__ __noinline__ bool select_solo_row_in(const TopkParams& launch_params,
                                                 const LaunchTraits& launch_traits, SoloRow solo) {
   const TopkParams p = ptx::kernel_parameter(launch_params);
   const LaunchTraits traits = ptx::kernel_parameter(launch_traits).out_of_line<kOptions>();
@@ -76,24 +77,26 @@ __device__ __noinline__ void select_solo_row_in(const TopkParams& launch_params,
   const float last_window = traits.has(LaunchTraits::kReadsState) ? smem.facts.state.z_score : kStateUnknown;
   select_row(p, traits, alone, tile, own, output, last_window, next);
   ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
-  if (traits.log2_ctas() == 0) return;
+  if (traits.log2_ctas() == 0) return true;
   const RowJob<T, kOptions> job = of_cluster();
   ptx::barrier_wait(ptx::shared_address(&smem.counts_barrier), 0);
   if (solo.sampled) receive_samples(job.ctx);
   ptx::reconverge(ctx.zero);  // Single threads have written the state and the statistics.
-  if (read_headers(job.ctx, everything).agreed) return;
-  if (ctx.thread == 0) smem.hint_hits = smem.few_count = 0;
-  kStartOver(launch_params, launch_traits, kGuessNone, 1);
+  const bool agreed = read_headers(job.ctx, everything).agreed;
+  if (!agreed && ctx.thread == 0) smem.hint_hits = smem.few_count = 0;
+  return agreed;
 }
 
-template <Family kFamily, auto kStartOver, typename T, bool kOptions>
-GVR_DEVICE void select_solo_row(const TopkParams& p, const LaunchTraits& traits, const SoloRow& solo) {
+// Finishes a row that is too short to select from, or from which the first CTA selects alone. Returns whether
+// the CTAs agreed. If not, all of them must start over.
+template <Family kFamily, typename T, bool kOptions>
+GVR_DEVICE bool finish_alone(const TopkParams& p, const LaunchTraits& traits, const RowJob<T, kOptions>& job,
+                             bool is_solo, const SoloRow& solo) {
+  if (!is_solo || job.ctx.rank != 0) return finish_unselected_row(p, traits, job, solo.sampled);
   constexpr bool kAllAreShort = values_of_solo_row(longest_solo_row(kFamily)) == kValuesPerThread;
-  if (kAllAreShort || values_of_solo_row(solo.length) == kValuesPerThread) {
-    select_solo_row_in<kStartOver, T, kValuesPerThread, kOptions>(p, traits, solo);
-  } else {
-    select_solo_row_in<kStartOver, T, kWideValuesPerThread, kOptions>(p, traits, solo);
-  }
+  const bool is_wide = !kAllAreShort && values_of_solo_row(solo.length) > kValuesPerThread;
+  return is_wide ? select_solo_row_in<T, kWideValuesPerThread, kOptions>(p, traits, solo)
+                 : select_solo_row_in<T, kValuesPerThread, kOptions>(p, traits, solo);
 }
 
 }  // namespace gvr_topk::small_row

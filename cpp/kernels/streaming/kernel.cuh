@@ -77,16 +77,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   job.agree_on_length(p, traits);
   const bool is_solo = is_solo_row(Family::kStreaming, p.width, ctx.row.n, ctx.k);
   if (__any_sync(0xffffffffu, job.is_short() || is_solo)) {
-    const bool sampled = !traits.has(LaunchTraits::kReadsState);
-    if (is_solo && ctx.rank == 0) {
-      const small_row::SoloRow solo{
-          ctx.row.n, job.requested_slot,
-          static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)),  // the ring
-          StagedRow{}, sampled};
-      small_row::select_solo_row<Family::kStreaming, kStartOver, T, kOptions>(p, launch_traits, solo);
-    } else {
-      finish_unselected_row<kStartOver>(p, launch_traits, job, sampled);
-    }
+    const small_row::SoloRow solo{ctx.row.n, job.requested_slot,
+                                  static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)),  // the ring
+                                  StagedRow{}, !traits.has(LaunchTraits::kReadsState)};
+    const bool agreed = small_row::finish_alone<Family::kStreaming>(p, launch_traits, job, is_solo, solo);
+    if (!agreed) kStartOver(p, launch_traits, kGuessNone, 1);
     return;
   }
   // In a row much shorter than its buffer, few of the probed positions lie in the row: they are chosen again.
