@@ -74,7 +74,8 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
 template <typename T, int kValues, bool kOptions>
 __device__ __noinline__ void resolve_miss_resident(const TopkParams& launch_params,
                                                    const LaunchTraits& launch_traits) {
-  const TopkParams p = ptx::kernel_parameter(launch_params);
+  const TopkParams constants = ptx::kernel_parameter(launch_params);
+  const TopkParams& p = kOptions ? launch_params : constants;  // The generic kernels have no registers left.
   const LaunchTraits traits = ptx::kernel_parameter(launch_traits).out_of_line<kOptions>();
   RowJob<T, kOptions> job(p, traits, storage);
   const RowContext<T>& ctx = job.ctx;
