@@ -30,8 +30,7 @@ GRAPHS = {"eager": "eager", "full": "FULL graphs"}
 TRIALS = "vllm_trial_*.json"
 SAMPLERS, SAMPLER_TIMES = "vllm_sampler_*.json", "vllm_sampler_times*.json"
 MASKS = "vllm_sampler_masks*.json"
-SLICES = "vllm_slices_*.json"
-TPOTS = "vllm_tpot_*.json"
+SLICES, TPOTS = "vllm_slices_*.json", "vllm_tpot_*.json"
 KEYS = tuple(1 << power for power in range(16, 21))
 """Lengths of rows whose scores and top-k are quoted."""
 SLICES_ROWS = 8192
@@ -128,12 +127,13 @@ def served(campaigns: Files) -> dict[str, Any] | None:
         for case in campaign["cases"]:
             refuse_if(case["failures"], name, "no failures")
             for row in case["decisions"]:
-                cells = [str(row["case"]["MTP"] or "none"), case["parameters"], row["decision"]["verdict"]]
+                cells = [campaign["what"].split(" dense")[0].split()[-1], str(row["case"]["MTP"] or "none")]
+                cells += [case["parameters"], row["decision"]["verdict"]]
                 cells += [", ".join(shown(ms, 3) for ms in row[side]) for side in ("off", "on")]
                 pairs = [(row["on"][first:], row["off"][first:]) for first in range(min(2, len(row["on"])))]
                 cells += [", ".join(f"{100 * mean(on) / mean(off) - 100:+.1f} %" for on, off in pairs)]
                 shares = (row["acceptance_off"], row["acceptance_on"])
-                rows.append([*cells, *(f"{100 * mean(share):.0f} %" if share else "-" for share in shares)])
+                rows.append(cells + [f"{100 * mean(share):.0f} %" if share else "-" for share in shares])
     return {"rows": rows, "source": source_of(*campaigns.values())} if rows else None
 
 

@@ -94,8 +94,11 @@ def test_every_server_has_its_time(tmp_path: Path) -> None:
     one = {"case": {"MTP": 0}, "off": [3, 2.0], "on": [2.5, 1.5], "acceptance_off": [], "acceptance_on": []}
     one |= {"decision": {"verdict": "faster"}}
     drafts = one | {"case": {"MTP": 3}, "acceptance_off": [0.5, 0.25], "acceptance_on": [0.5, 0.5]}
-    case = {"parameters": "k = 50", "decisions": [one, drafts], "failures": []}
-    said = _write(tmp_path / "h1", vllm_tpot_a={"machine": MACHINE, "cases": [case]})
-    assert "| none | k = 50 | faster | 3.000, 2.000 | 2.500, 1.500 | -20.0 %, -25.0 % | - | - |" in said
-    assert "| 3 | k = 50 | faster | 3.000, 2.000 | 2.500, 1.500 | -20.0 %, -25.0 % | 38 % | 50 % |" in said
+    cases = [{"parameters": "k = 50", "decisions": [one, drafts], "failures": []}]
+    campaign = {"machine": MACHINE, "what": "2 dense layers", "cases": cases}
+    said = _write(tmp_path / "h1", vllm_tpot_a=campaign)
+    assert "| 2 | none | k = 50 | faster | 3.000, 2.000 | 2.500, 1.500 | -20.0 %, -25.0 % | - | - |" in said
+    assert (
+        "| 2 | 3 | k = 50 | faster | 3.000, 2.000 | 2.500, 1.500 | -20.0 %, -25.0 % | 38 % | 50 % |" in said
+    )
     assert "NVIDIA H200, commit abc1234 (`vllm_tpot_*.json`" in " ".join(said.split())
