@@ -96,7 +96,7 @@ struct CountResult {
 
 // What a CTA knows about a row whose guessed interval has missed, or that starts over with everything for its
 // interval. The later stages start from it. All CTAs of a cluster know the same but `above_before` and, where
-// they start over, `source`.
+// memory is being rewritten, the moments and `source`.
 struct MissedGuess {
   KeyInterval interval;   // the last one tried
   CountResult result;     // its counts, or none of them where the row starts over

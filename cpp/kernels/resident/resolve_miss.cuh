@@ -75,7 +75,8 @@ template <typename T, int kValues, bool kOptions>
 __device__ __noinline__ void resolve_miss_resident(const TopkParams& launch_params,
                                                    const LaunchTraits& launch_traits) {
   const TopkParams constants = ptx::kernel_parameter(launch_params);
-  const TopkParams& p = kOptions ? launch_params : constants;  // The generic kernels have no registers left.
+  // Generic kernels with 32 elements per thread have no registers left for them.
+  const TopkParams& p = kOptions ? launch_params : constants;
   const LaunchTraits traits = ptx::kernel_parameter(launch_traits).out_of_line<kOptions>();
   RowJob<T, kOptions> job(p, traits, storage);
   const RowContext<T>& ctx = job.ctx;
