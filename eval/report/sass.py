@@ -283,8 +283,8 @@ def enclosing_function(line: str) -> str:
 def _source(line: str) -> str:
     """``folder/file: text`` of a ``folder/file:line``."""
     path, _, number = line.rpartition(":")
-    file = KERNELS / path
-    return f"{path}: {file.read_text().splitlines()[int(number, 0) - 1].strip()}" if file.is_file() else line
+    lines = (KERNELS / path).read_text().splitlines() if (KERNELS / path).is_file() else []
+    return f"{path}: {lines[int(number, 0) - 1].strip()}" if int(number, 0) <= len(lines) else line
 
 
 def unexplained(findings: Iterable[Finding]) -> list[Finding]:

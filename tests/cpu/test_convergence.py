@@ -23,7 +23,7 @@ REGION = """
         /*9e60*/                   WARPSYNC.ALL ;
         /*9e70*/                   BSSY B0, `(.L_x_157) ;
         /*9ea0*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;
-	//## File "/cpp/kernels/resident/kernel.cuh", line 164
+	//## File "/cpp/kernels/resident/kernel.cuh", line 9999
         /*9ee0*/               @P0 BRA `(.L_x_158) ;
         /*9f00*/                   BSSY B1, `(.L_x_159) ;
         /*9f40*/               @P0 BRA `(.L_x_160) ;
@@ -65,7 +65,7 @@ def findings(text: str) -> list[tuple[str, str, bool]]:
 
 class TestMachineCode:
     def test_the_place_that_failed_is_found(self) -> None:
-        place = ("resident/kernel.cuh:164", "cluster/select.cuh:54")
+        place = ("resident/kernel.cuh:9999", "cluster/select.cuh:54")
         assert findings(EMIT_TILE) == [(*place, False), (*place, True)]
         (function,) = sass.parse(EMIT_TILE.splitlines())
         assert any(one.spans_barrier for one in sass.unexplained(sass.unguarded(function)))
