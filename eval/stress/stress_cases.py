@@ -54,6 +54,7 @@ class Configuration:
     offsets: bool = False  # prefill adds an offset to the positions of each request
     longest: int = 0  # key count of most launches, in buffers that are wider; 0: the width
     short_rows: bool = False  # of prefill: every third row or so has at most k columns
+    slices: int = 0  # of prefill: slices that the columns come in, with a carry; 0: all at once
 
     @property
     def is_prefill(self) -> bool:
@@ -122,6 +123,10 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
         "prefill-short-20000x600", 20_000, 2, 300, dtype="bf16", aligned=False, short_rows=True, **_PREFILL
     ),
     Configuration("prefill-40000x300", 40_000, 1, 300, **_PREFILL),
+    Configuration("slices-40000x300", 40_000, 1, 300, slices=3, **_PREFILL),
+    Configuration(
+        "slices-20000x160", 20_000, 5, 32, 512, "bf16", slices=7, pdl=True, aligned=False, **_PREFILL
+    ),
     Configuration(
         *("prefill-slots-20000x160", 20_000, 5, 32, 512, "bf16"),
         **_PREFILL,
@@ -151,7 +156,7 @@ _REWRITTEN = (
     Configuration("paper_gvr", 70690, 3, path="paper_gvr", chains=1),
 )
 
-REWRITTEN_TENSORS = ("indices", "state", "seq_lens", "row_slot", "logits", "parameters")
+REWRITTEN_TENSORS = ("indices", "state", "seq_lens", "row_slot", "logits", "carry", "parameters")
 """Tensors that another stream may rewrite during a launch."""
 GUESSES = ("indices", "state")
 """The rewritten tensors that only say where to look first; no result may depend on them."""
@@ -182,17 +187,18 @@ def can_rewrite(configuration: Configuration, rewriting: str) -> bool:
     if rewriting == SCALED_LOGITS and not c.is_prefill:
         kernel = plan(rows=c.rows, width=c.width, k=c.k, dtype=DTYPES[c.dtype], path=c.path)
         return kernel.family in ("streaming", "fallback")
-    return {"row_slot": configuration.row_slot, "indices": configuration.indices}.get(rewriting, True)
+    return {"row_slot": c.row_slot, "indices": c.indices, "carry": c.slices > 0}.get(rewriting, True)
 
 
 def rewritten_configurations() -> list[Configuration]:
     """Every kernel with one row and two to a request, with and without statistics, half with a slot table.
 
-    Behind them prefill, without any table and with all of them, and the sampler, with and without slots, and
-    with as many rows as are streamed.
+    Behind them prefill, without any table, with all of them, and in slices, and the sampler, with and without
+    slots, and with as many rows as are streamed.
     """
     tables: dict[str, Any] = {"row_slot": True, "page_size": 64, "cache_slots": True, "offsets": True}
     prefill = [_REWRITTEN_PREFILL, replace(_REWRITTEN_PREFILL, name="prefill-slots", **tables)]
+    prefill += [replace(_REWRITTEN_PREFILL, name="slices", slices=3)]
     return [
         replace(
             base,
@@ -341,6 +347,9 @@ def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int]
         return torch.cat([chosen(words.flatten().tolist(), torch.int32), draw.any_int32(16, *shape)])
     if tensor == "seq_lens":
         return chosen(seq_len_values(configuration), torch.int32)
+    if tensor == "carry":  # numbers of pairs in words whose other halves are keys, and any words
+        counts = [0, 1, configuration.k - 1, configuration.k, configuration.k + 1, INT32.min, -1, INT32.max]
+        return torch.cat([chosen(counts, torch.int32, 2), draw.any_int32(2, *shape)])
     if tensor == "row_slot":
         slots = configuration.slots  # every one, those beside the first and the last, and the ends of int32
         values = [*range(-1, slots + 1), slots + 7, 1 << 20, INT32.min, INT32.max]

@@ -11,6 +11,7 @@ everything and puts poison back where the next launches write.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,7 @@ from eval.stress.stress_cases import (
     visible_lengths,
 )
 from eval.stress.stress_library import TimeLog, neighbours_library, succeed
-from gvr_topk import TopkState, indexer_topk_decode, sampling
+from gvr_topk import PrefillCarry, TopkState, indexer_topk_decode, sampling
 from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN, StatsColumn
 from gvr_topk.contract import exact_topk, row_lengths
 from gvr_topk.sampling.arguments import LIMIT_WORDS
@@ -258,6 +259,10 @@ class Workload:
             layout.add(f"state of chain {i}", 1, STATE_FLOATS * c.slots, _GUARDS)
             for i in range(c.chains if c.op == "decode" else 0)
         ]
+        carries = [
+            layout.add(f"carry of chain {i}", 1, 2 * c.rows * (c.k + 1), _GUARDS)
+            for i in range(c.chains if c.slices else 0)
+        ]
         self._stats = []
         if c.stats:
             columns = len(StatsColumn)
@@ -280,6 +285,10 @@ class Workload:
         for launch in range(self.launches):
             self._expect(launch)
         self.words = self._initial.clone()
+        self._carries = [PrefillCarry(1, c.k, self.device) for _ in carries]
+        for carry, block in zip(self._carries, carries, strict=True):
+            carry.words = block.view(self.words).view(torch.int64).view(c.rows, c.k + 1)
+            block.view(self._initial).zero_()
         self._make_masks()
 
     def _expect(self, launch: int) -> None:
@@ -402,18 +411,21 @@ class Workload:
             "stats": stats,
         }
         if c.is_prefill:
-            gvr_topk.indexer_topk_prefill(
-                logits,
-                self.row_starts,
-                seq_lens,
-                c.k,
-                row_request=self.row_slot,
-                offsets=self.offsets,
-                path=c.path,
-                pdl=c.pdl,
-                **tables,
-                **outputs,
-            )
+            tables |= {"row_request": self.row_slot, "offsets": self.offsets}
+            carry = self._carries[chain] if c.slices else None
+            bounds = [c.width * i // (c.slices or 1) for i in range((c.slices or 1) + 1)]
+            for begin, end in itertools.pairwise(bounds):
+                gvr_topk.indexer_topk_prefill(
+                    logits[:, begin:end],
+                    self.row_starts,
+                    seq_lens,
+                    c.k,
+                    carry=carry,
+                    column=begin,
+                    path=c.path,
+                    pdl=c.pdl,
+                    **(tables | outputs if end == c.width else {}),
+                )
             return
         words = self._states[chain].view(self.words).view(torch.float32).view(-1, STATE_FLOATS)
         indices = self._indices[chain].view(self.words) if c.indices else None
@@ -550,6 +562,8 @@ class Workload:
             return self._indices[0].view(self.words)
         if name == "state":
             return self._states[0].view(self.words).view(torch.float32)
+        if name == "carry":
+            return self._carries[0].words.view(torch.int32)
         tensor: Tensor = getattr(self, name)
         return tensor.view(-1, tensor.shape[-1])
 
@@ -560,6 +574,8 @@ class Workload:
         """
         for name, before in self._inputs_before.items():
             getattr(self, name).copy_(before)
+        for carry in self._carries:
+            carry.reset()
         for indices in self._indices:
             now, before = indices.view(self.words), indices.view(self._initial)
             for slot in set(range(self.configuration.slots)) - set(self._slots):

@@ -32,6 +32,7 @@ PREFILL = cases.Configuration(
     "prefill", 600, 4, next_n=20, k=40, indices=False, row_slot=True, counts=True, stats=True, page_size=16,
     cache_slots=True, chains=2, op="prefill", offsets=True,
 )  # fmt: skip
+SLICES = replace(PREFILL, name="slices", stats=False, slices=3)
 PLAIN = cases.Configuration("plain", 500, 2, k=30, dtype="bf16", aligned=False, chains=1)
 
 
@@ -58,7 +59,7 @@ class TestConfigurations:
     def test_they_use_every_argument(self) -> None:
         slotted = [configuration.row_slot for configuration in cases.CONFIGURATIONS]
         assert len(slotted) / 2 - 2 <= sum(slotted) <= len(slotted) / 2 + 2
-        for argument in ("counts", "stats", "page_size", "cache_slots", "pdl", "offsets"):
+        for argument in ("counts", "stats", "page_size", "cache_slots", "pdl", "offsets", "slices"):
             assert any(getattr(configuration, argument) for configuration in cases.CONFIGURATIONS), argument
         assert not all(configuration.aligned for configuration in cases.CONFIGURATIONS)
         without = {family(configuration) for configuration in DECODE if not configuration.indices}
@@ -74,6 +75,7 @@ class TestContents:
         assert rewritten == {"state", "seq_lens", "logits", cases.STALE_STATES}
         rewritten = {name for name in cases.REWRITINGS if cases.can_rewrite(PREFILL, name)}
         assert rewritten == {"row_slot", "seq_lens", "logits", cases.SCALED_LOGITS}
+        assert cases.can_rewrite(SLICES, "carry")
         rewritten = {name for name in cases.REWRITINGS if cases.can_rewrite(SAMPLE, name)}
         assert rewritten == {"row_slot", "logits", "parameters", cases.SCALED_LOGITS}
         assert not cases.can_rewrite(replace(SAMPLE, row_slot=False), "row_slot")
@@ -109,6 +111,7 @@ class TestWorkload:
             replace(TINY, requests=5, page_size=0),
             replace(TINY, indices=False),
             PREFILL,
+            SLICES,
             replace(PREFILL, offsets=False, cache_slots=False),
             replace(PREFILL, offsets=False, cache_slots=False, page_size=0, row_slot=False),
         ],
@@ -166,7 +169,8 @@ class TestWorkload:
     @pytest.mark.parametrize(
         ("configuration", "tensor"),
         [
-            *((TINY, tensor) for tensor in cases.REWRITINGS if tensor != "parameters"),
+            *((TINY, tensor) for tensor in cases.REWRITINGS if cases.can_rewrite(TINY, tensor)),
+            (SLICES, "carry"),
             *((PREFILL, tensor) for tensor in ("row_slot", "seq_lens", "logits", cases.SCALED_LOGITS)),
             *((SAMPLE, tensor) for tensor in ("row_slot", "logits", "parameters", cases.SCALED_LOGITS)),
         ],
@@ -296,7 +300,7 @@ class TestCommand:
         data = json.loads(out.read_text())
         assert data["mode"] == "rewrite"
         ran = [(result["configuration"]["name"], result["rewritten"]) for result in data["results"]]
-        common = [name for name in cases.REWRITINGS if name not in (cases.SCALED_LOGITS, "parameters")]
+        common = [name for name in cases.REWRITINGS if cases.can_rewrite(TINY, name)]
         assert ran == [
             *(("one", name) for name in common if name != "row_slot"),
             *(("other", name) for name in common),
