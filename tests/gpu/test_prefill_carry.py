@@ -51,6 +51,17 @@ def test_narrow_slices(step: int, k: int, dtype: torch.dtype) -> None:
 # ---------------------------------------------------------------- execution
 
 
+@pytest.mark.parametrize("growth", [30.0, 1e4])
+def test_the_kth_score_grows_from_slice_to_slice(growth: float) -> None:
+    """It is looked for close above the last one first, and here it is not there."""
+    logits = 1e-6 * rows_of_requests(300, 40_000).abs()
+    for slice_ in range(4):
+        logits[:, 10_000 * slice_ :] *= growth
+    starts, ends = integers(0, 99, 300, seed=1), integers(30_000, 40_000, 300, seed=2)
+    for k in (512, 2048, 3000):
+        assert_exact(logits, starts, ends, k, range(0, 50_000, 10_000))
+
+
 def test_a_carry_of_more_rows_serves_fewer_and_is_empty_behind() -> None:
     carry = PrefillCarry(500, 1024, "cuda")
     for rows in (500, 3, 256):
@@ -73,6 +84,10 @@ def test_any_content_is_safe(k: int) -> None:
             carry.words[:, 0] = k | (carry.words[:, 0] & ~0xFFFFFFFF)
         run_slices(logits, starts, ends, k, [0, 5000, width], carry=carry)
         check_carry(buffer)
+    others = rows_of_requests(rows, width, seed=9)
+    indexer_topk_prefill(others[:, :5000], ends - ends, ends, k, carry=carry)  # rows that never end
+    run_slices(logits, starts, ends, k, [0, 5000, width], carry=carry)
+    check_carry(buffer)
     assert_exact(logits, starts, ends, k, [0, 5000, width], carry=carry)
 
 
@@ -93,6 +108,8 @@ def test_a_carry_that_is_rewritten_while_launches_run(k: int) -> None:
     torch.cuda.synchronize()
     check_guards("out", out_buffer, out)
     check_carry(buffer)
+    carry.reset()
+    assert_exact(logits, starts, ends, k, [0, 15_000, width], carry=carry)
 
 
 @pytest.mark.parametrize("pdl", [False, True])

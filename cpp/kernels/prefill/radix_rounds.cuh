@@ -68,10 +68,14 @@ struct KthKey {
   GVR_DEVICE static KthKey none() { return KthKey{kAbsentKey, 0}; }
 };
 
-// Finds the k-th key of at least k keys. for_each(visit) calls visit(key) for this thread's share of them.
+template <typename T>
+constexpr KeyRange kEveryKey{0, kMaxKey >> kInvariantBits<T>};
+
+// Finds the k-th key of at least k keys, where `range` begins at or below it. for_each(visit) calls
+// visit(key) for this thread's share of them. If the key lies above the range, no thread finds anything, and
+// `smem.hits[0].count` is 0.
 template <typename T, typename Shared, typename ForEach>
-GVR_DEVICE KthKey find_kth(Shared& smem, int k, int& rounds, ForEach for_each) {
-  KeyRange range{0, kMaxKey >> kInvariantBits<T>};
+GVR_DEVICE KthKey find_kth(Shared& smem, int k, KeyRange range, int& rounds, ForEach for_each) {
   const uint32_t rank = static_cast<uint32_t>(k);
   uint32_t quota = 0;
 #pragma unroll 1
@@ -107,7 +111,7 @@ __device__ __noinline__ RadixOutcome radix_select_row(const PrefillParams& p, Pr
   uint32_t key = tried;
   int rounds = 0;
   if (tried == kAbsentKey || !verify_key<T>(smem, stream, tried, k, warp)) {
-    const KthKey kth = find_kth<T>(smem, k, rounds, [&](auto visit) {
+    const KthKey kth = find_kth<T>(smem, k, kEveryKey<T>, rounds, [&](auto visit) {
       stream.start();
       stream.for_each_key(visit);
     });

@@ -39,7 +39,6 @@ struct alignas(128) SliceShared {
   uint32_t above_range;
   BinHit hits[2];
   uint32_t warp_sums[2][kBlockWarps];
-  uint32_t carry_sums[kBlockWarps];
   uint32_t stored[kBlockWarps];  // listed elements of each warp
   uint32_t chunks_used;
   uint32_t is_full;  // whether an element found no room in the store

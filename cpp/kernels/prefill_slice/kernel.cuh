@@ -113,19 +113,24 @@ __device__ __noinline__ bool merge_listed(const SliceParams& p, int turn, int co
   SliceStore store = store_of_warp(smem, p.list_chunks, warp);
   store.count = count;
   const int total = slice.carried + static_cast<int>(listed);
+  const auto for_each_listed = [&](auto visit) {
+    store.for_each(lane, 0, BufferedValue{-1, 0.0f}, [&](const BufferedValue& x) {
+      visit(x.position >= 0 ? order_key(x.value) : kAbsentKey, x.position);
+    });
+  };
   KthKey kth = KthKey::none();
   if (total >= k && listed > 0) {
-    kth = find_kth<T>(smem, CarryRow(p, slice), k, [&](auto visit) {
-      store.for_each(lane, 0, BufferedValue{-1, 0.0f}, [&](const BufferedValue& x) {
-        if (x.position >= 0) visit(order_key(x.value));
-      });
+    const CarriedPairs pairs(CarryRow(p, slice).word + 1, slice.carried, warp, lane);
+    kth = find_kth<T>(smem, k, key, [&](auto visit) {
+      pairs.for_each([&](uint32_t x, int) { visit(x); });
+      for_each_listed([&](uint32_t x, int) { visit(x); });
     });
   }
   if (key != slice.kth_key && kth.key <= key) return false;
   if (listed == 0 && !p.ends) return true;
   EarlierItems carried{static_cast<uint32_t>(slice.carried), 0};
   if (p.ends || kth.key != kAbsentKey) carried = put_carried(p, turn, kth);
-  put_listed(p, turn, smem, store, kth, carried, warp, lane);
+  put_selected(p, smem, turn, kth, carried, warp, lane, for_each_listed);
   finish(p, turn, min(total, k), kth.key);
   return true;
 }

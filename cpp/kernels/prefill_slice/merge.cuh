@@ -11,48 +11,109 @@ namespace gvr_topk::prefill_slice {
 using prefill::EarlierItems;
 using prefill::KthKey;
 
+// Pairs of a carry, as many as a block holds. Each warp has consecutive ones, 32 at a time. Absent pairs have
+// a key below every score's.
+struct CarriedPairs {
+  static constexpr int kOfThread = 8, kOfBlock = kOfThread * kBlockThreads;
+  static_assert(kOfBlock >= kPrefillMaxK);
+
+  uint32_t pair[kOfThread][2];  // position and key
+
+  GVR_DEVICE CarriedPairs(const uint64_t* pairs, int count, int warp, int lane) {
+#pragma unroll
+    for (int j = 0; j < kOfThread; ++j) {
+      const int i = 32 * (kOfThread * warp + j) + lane;
+      pair[j][1] = kAbsentKey;
+      ptx::load_if(i < count, pair[j], pairs + i);
+    }
+  }
+
+  // Calls visit(key, position) for this lane's pairs.
+  template <typename Visit>
+  GVR_DEVICE void for_each(Visit visit) const {
+#pragma unroll
+    for (int j = 0; j < kOfThread; ++j) visit(pair[j][1], static_cast<int>(pair[j][0]));
+  }
+};
+
 // A row of the carry: a word that says how it begins, and pairs of a key and a position. Any content is safe:
 // it decides neither control flow, beside the `Slice` that one thread has read, nor an address.
 struct CarryRow {
-  static constexpr int kAtOnce = 4;
-
   uint64_t* word;
   int count;
 
   GVR_DEVICE CarryRow(const SliceParams& p, const Slice& slice)
       : word(p.carry + slice.window.row * (int64_t{p.prefill.k} + 1)), count(slice.carried) {}
 
-  GVR_DEVICE static uint32_t key(uint64_t pair) { return static_cast<uint32_t>(pair >> 32); }
-  GVR_DEVICE static int position(uint64_t pair) { return static_cast<int>(pair); }
-
-  GVR_DEVICE uint64_t pair(int i) const { return i < count ? word[1 + i] : 0; }
-
-  // Calls visit(key) for this thread's share of the pairs.
+  // Calls visit(pairs) for all pairs.
   template <typename Visit>
-  GVR_DEVICE void for_each_key(Visit visit) const {
+  GVR_DEVICE void for_each_part(int warp, int lane, Visit visit) const {
 #pragma unroll 1
-    for (int first = threadIdx.x; first < count; first += kAtOnce * kBlockThreads) {
-      uint64_t some[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) some[j] = pair(first + j * kBlockThreads);
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        if (first + j * kBlockThreads < count) visit(key(some[j]));
-      }
+    for (int begin = 0; begin < count; begin += CarriedPairs::kOfBlock) {
+      visit(CarriedPairs(word + 1 + begin, count - begin, warp, lane));
     }
   }
 };
 
-// Puts a selected item into the carry, or into the output if the slice ends the rows. Like the output's
-// writer it writes only the row's own k items. It is out of line because a thread puts few items.
-static __device__ __noinline__ void put(const SliceParams& p, int turn, uint32_t item, uint32_t key,
-                                        int position) {
+// Puts a selected item into the output. It is out of line because few slices end rows.
+static __device__ __noinline__ void put_output(const SliceParams& p, int turn, uint32_t item, int position) {
   const Slice& slice = shared_memory().slices[turn];
-  if (p.ends) {
-    PrefillOutput(p.prefill, slice.window).put(static_cast<int>(item), position);
-  } else if (item < static_cast<uint32_t>(p.prefill.k)) {
-    CarryRow(p, slice).word[1 + item] = uint64_t{key} << 32 | static_cast<uint32_t>(position);
+  PrefillOutput(p.prefill, slice.window).put(static_cast<int>(item), position);
+}
+
+// Puts a selected item into the carry, or into the output if the slice ends the rows. Like the output's
+// writer it writes only the row's own k items.
+GVR_DEVICE void put(const SliceParams& p, int turn, uint32_t item, uint32_t key, int position) {
+  if (p.ends) return put_output(p, turn, item, position);
+  if (item >= static_cast<uint32_t>(p.prefill.k)) return;
+  const CarryRow carry(p, shared_memory().slices[turn]);
+  carry.word[1 + item] = uint64_t{key} << 32 | static_cast<uint32_t>(position);
+}
+
+// Puts the selected ones of some items. for_each(visit) calls visit(key, position) for 32 consecutive items
+// of a warp at once, and warps follow each other; absent items have a key below every score's. `before`: what
+// comes before the items. Returns that, and what all of them are.
+template <typename ForEach>
+GVR_DEVICE EarlierItems put_selected(const SliceParams& p, SliceShared& smem, int turn, const KthKey& kth,
+                                     EarlierItems before, int warp, int lane, ForEach for_each) {
+  uint32_t above = 0, ties = 0;
+  for_each([&](uint32_t key, int) {
+    above += key > kth.key;
+    ties += key == kth.key && key != kAbsentKey;
+  });
+  ptx::reconverge(ptx::unknown_zero());
+  above = __reduce_add_sync(0xffffffffu, above);
+  ties = __reduce_add_sync(0xffffffffu, ties);
+  if (lane == 0) {
+    smem.warp_sums[0][warp] = above;
+    smem.warp_sums[1][warp] = ties;
   }
+  __syncthreads();
+  above = lane < kBlockWarps ? smem.warp_sums[0][lane] : 0;
+  ties = lane < kBlockWarps ? smem.warp_sums[1][lane] : 0;
+  OutputCursor cursor{0, kth.quota};
+  cursor.advance(before.above + __reduce_add_sync(0xffffffffu, lane < warp ? above : 0),
+                 before.ties + __reduce_add_sync(0xffffffffu, lane < warp ? ties : 0));
+  for_each([&](uint32_t key, int position) {
+    cursor.put_lanes(key > kth.key, key == kth.key, lane,
+                     [&](uint32_t item) { put(p, turn, item, key, position); });
+  });
+  before.above += __reduce_add_sync(0xffffffffu, above);
+  before.ties += __reduce_add_sync(0xffffffffu, ties);
+  __syncthreads();  // All warps have read the sums.
+  return before;
+}
+
+// Puts the selected pairs of the carry, in their order. Pairs move towards the front, so those of later parts
+// stay where they are meanwhile. Returns what all pairs are.
+static __device__ __noinline__ EarlierItems put_carried(const SliceParams& p, int turn, KthKey kth) {
+  SliceShared& smem = shared_memory();
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  EarlierItems before{0, 0};
+  CarryRow(p, smem.slices[turn]).for_each_part(warp, lane, [&](const CarriedPairs& pairs) {
+    before = put_selected(p, smem, turn, kth, before, warp, lane, [&](auto visit) { pairs.for_each(visit); });
+  });
+  return before;
 }
 
 // Ends the merge of a row that has `count` items now.
@@ -70,91 +131,20 @@ static __device__ __noinline__ void finish(const SliceParams& p, int turn, int c
   CarryRow(p, slice).word[0] = p.ends ? 0 : uint64_t{key} << 32 | static_cast<uint32_t>(count);
 }
 
-// Finds the k-th key of the carry and the slice. `for_each_of_slice(visit)` calls visit(key) for this
-// thread's share of the slice's elements. Together there are at least k.
+// Finds the k-th key of at least k keys. It is expected to lie close above `least`, so two rounds look there
+// first.
 template <typename T, typename ForEach>
-GVR_DEVICE KthKey find_kth(SliceShared& smem, const CarryRow& carry, int k, ForEach for_each_of_slice) {
+GVR_DEVICE KthKey find_kth(SliceShared& smem, int k, uint32_t least, ForEach for_each) {
+  constexpr KeyRange kEvery = prefill::kEveryKey<T>;
+  const uint32_t base = least >> kInvariantBits<T>;
+  KeyRange range{base, min(kEvery.length - base, (1u << 2 * kLog2KeyBins) - 1)};
+  if (least == kAbsentKey) range = kEvery;
   int rounds = 0;
-  return prefill::find_kth<T>(smem, k, rounds, [&](auto visit) {
-    carry.for_each_key(visit);
-    ptx::reconverge(ptx::unknown_zero());  // Threads have different numbers of pairs.
-    for_each_of_slice(visit);
-  });
-}
-
-// Puts the selected pairs of the carry, in their order. Pairs move towards the front of the carry, and each
-// step of the loop reads all of its pairs before it writes one. Returns what all pairs are.
-static __device__ __noinline__ EarlierItems put_carried(const SliceParams& p, int turn, KthKey kth) {
-  SliceShared& smem = shared_memory();
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const CarryRow carry(p, smem.slices[turn]);
-  constexpr int kPairs = 8;
-  constexpr uint32_t kTie = 1 << 16;  // Two counts of at most kPairs * kBlockThreads share a word.
-  static_assert(kPairs * kBlockThreads < kTie);
-  EarlierItems before{0, 0};
 #pragma unroll 1
-  for (int begin = 0; begin < carry.count; begin += kPairs * kBlockThreads) {
-    const int first = begin + kPairs * static_cast<int>(threadIdx.x);
-    uint64_t pair[kPairs];
-    uint32_t counts = 0;
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) pair[i] = carry.pair(first + i);
-    const auto is_above = [&](int i) { return first + i < carry.count && CarryRow::key(pair[i]) > kth.key; };
-    const auto is_tie = [&](int i) { return first + i < carry.count && CarryRow::key(pair[i]) == kth.key; };
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) counts += is_above(i) ? 1 : is_tie(i) ? kTie : 0;
-    const uint32_t upto = ptx::inclusive_scan(counts);
-    if (lane == 31) smem.carry_sums[warp] = upto;
-    __syncthreads();
-    const uint32_t sums = lane < kBlockWarps ? smem.carry_sums[lane] : 0;
-    const uint32_t earlier = __reduce_add_sync(0xffffffffu, lane < warp ? sums : 0) + upto - counts;
-    const uint32_t all = __reduce_add_sync(0xffffffffu, sums);
-    uint32_t above = before.above + earlier % kTie, ties = before.ties + earlier / kTie;
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const bool tie = is_tie(i);
-      if (is_above(i) || (tie && ties < kth.quota)) {
-        put(p, turn, above + min(ties, kth.quota), CarryRow::key(pair[i]), CarryRow::position(pair[i]));
-      }
-      above += is_above(i);
-      ties += tie;
-    }
-    before.above += all % kTie;
-    before.ties += all / kTie;
-    __syncthreads();  // All warps have read the sums.
-  }
-  return before;
-}
-
-// Puts the selected ones of the listed elements, behind those of the carry.
-GVR_DEVICE void put_listed(const SliceParams& p, int turn, SliceShared& smem, const SliceStore& store,
-                           const KthKey& kth, EarlierItems before, int warp, int lane) {
-  uint32_t above = 0, ties = 0;
-  store.for_each(lane, 0, BufferedValue{-1, 0.0f}, [&](const BufferedValue& x) {
-    if (x.position < 0) return;
-    above += order_key(x.value) > kth.key;
-    ties += order_key(x.value) == kth.key;
-  });
-  ptx::reconverge(ptx::unknown_zero());
-  above = __reduce_add_sync(0xffffffffu, above);
-  ties = __reduce_add_sync(0xffffffffu, ties);
-  if (lane == 0) {
-    smem.warp_sums[0][warp] = above;
-    smem.warp_sums[1][warp] = ties;
-  }
-  __syncthreads();
-  before.above += __reduce_add_sync(0xffffffffu, lane < warp ? smem.warp_sums[0][lane] : 0);
-  before.ties += __reduce_add_sync(0xffffffffu, lane < warp ? smem.warp_sums[1][lane] : 0);
-  OutputCursor cursor{0, kth.quota};
-  cursor.advance(before.above, before.ties);
-#pragma unroll 1
-  for (int first = 0; first < store.count; first += 32) {
-    ptx::reconverge(ptx::unknown_zero());
-    const bool there = first + lane < store.count;
-    const BufferedValue x = there ? store.at(first + lane) : BufferedValue{-1, 0.0f};
-    const uint32_t key = order_key(x.value);
-    cursor.put_lanes(there && key > kth.key, there && key == kth.key, lane,
-                     [&](uint32_t item) { put(p, turn, item, key, x.position); });
+  while (true) {
+    const KthKey kth = prefill::find_kth<T>(smem, k, range, rounds, for_each);
+    if (range.base == 0 || smem.hits[0].count > 0) return kth;
+    range = kEvery;
   }
 }
 
@@ -170,7 +160,11 @@ __device__ __noinline__ void merge_by_rounds(const SliceParams& p, int turn) {
   const int64_t total = int64_t{carry.count} + slice.window.n;
   KthKey kth = KthKey::none();
   if (total >= k) {
-    kth = find_kth<T>(smem, carry, k, [&](auto visit) {
+    kth = find_kth<T>(smem, k, slice.kth_key, [&](auto visit) {
+      carry.for_each_part(warp, lane, [&](const CarriedPairs& pairs) {
+        pairs.for_each([&](uint32_t key, int) { visit(key); });
+      });
+      ptx::reconverge(ptx::unknown_zero());
       stream.start();
       stream.for_each_key(visit);
     });
