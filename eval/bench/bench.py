@@ -1,7 +1,7 @@
 """Time the op and other projects' kernels over length, batch, k, dtype, hint and kind of row.
 
     python -m eval bench --out out/bench.json --baseline-dir FOLDER --traces FOLDER
-    python -m eval bench --out out/bench.json --traces FOLDER --quick
+    python -m eval bench --out out/bench.json --only hinted,no_hint,prefill
 
 A figure is the median over replays of a CUDA graph, per launch, and the least of a few graphs. Launches walk
 a chain of consecutive decode steps, each on a row that no launch before it has seen and no cache holds, with
@@ -13,8 +13,9 @@ and not compared.
 ``hinted`` calls the op as the integrations do: ``row_slot``, ``out`` and a ``state`` without indices given.
 ``no_hint`` gets ``out`` alone and estimates from the row, ``radix_rounds`` estimates nothing,
 ``pdl`` is ``hinted`` with programmatic dependent launches, and ``paper`` is the paper's kernel, with indices.
-``prefill`` and ``prefill_radix_rounds`` are the op for chunks of a prompt; ``blocks`` and ``in_blocks``, the
-source and a consumer of a two-level indexer, are measured beside the same by PyTorch's operators.
+``prefill`` and ``prefill_radix_rounds`` are the op for chunks of a prompt, ``prefill_slices`` is the same in
+slices, and ``prefill_last_slice`` the last of these alone; ``blocks`` and ``in_blocks``, the source and a
+consumer of a two-level indexer, are measured beside the same by PyTorch's operators.
 
 Traces and rows that are hard on a hint are also timed launch by launch: events inside a graph stand between
 1,000 launches, each is the median of three passes, and the worst one's distance from their mean is added to
@@ -22,7 +23,7 @@ the figure without events, since an event takes time itself.
 
 The JSON is rewritten after each cell, so a run that is stopped keeps what it had; ``--resume`` goes on from
 such a file, on the same machine or a later one. Each result says which run made it, and is compared with
-those of the same run alone. ``--quick`` measures this package alone, at the shapes that the pages show.
+those of the same run alone.
 ``compare`` and ``readme`` read the file.
 """
 
@@ -50,7 +51,6 @@ from eval.bench.bench_cases import (
     make_chain,
     memory_traffic,
     prepare_sources,
-    quick_cells,
 )
 from eval.bench.bench_report import ALL, BASELINES, FLOOR, FORMAT, MEASURED, OURS
 from eval.bench.kernel_timing import Chain, ChainRun, Implementation, Prepared
@@ -58,8 +58,8 @@ from eval.bench.our_kernels import (
     HINTED,
     IMPLEMENTATIONS,
     IN_BLOCKS,
+    LAST_SLICE,
     NO_HINT,
-    PREFILL,
     VARIANTS,
     prepare_ours,
 )
@@ -96,8 +96,6 @@ COPIES = 10
 """Size and number of the copies by which a run measures the bandwidth of its memory."""
 
 REPEATS = 20
-QUICK = (HINTED, NO_HINT, PREFILL)
-"""What ``--quick`` measures."""
 
 
 def implementations(
@@ -285,8 +283,8 @@ def repeatability(found: Sequence[Implementation], device: str = "cuda") -> dict
     chain = Chain(chain.logits[:2], chain.lengths[:2], K)
     sets: dict[str, int | str] = {}
     for implementation in found:
-        if oracles.BLOCKS_GROUP in MEASURED[implementation.name]:
-            continue  # Their results are another shape's.
+        if oracles.BLOCKS_GROUP in MEASURED[implementation.name] or implementation.name == LAST_SLICE:
+            continue  # Their results are another shape's, or of what a launch before has left.
         try:
             prepared = implementation.prepare(chain)
             seen = set()
@@ -318,7 +316,6 @@ def main(
     out: Out = Path("out/bench.json"),
     only: Annotated[str, typer.Option(help=f"Implementations, comma-separated, of {', '.join(ALL)}.")] = "",
     cells: Annotated[str, typer.Option(help="Regular expression on cell keys, such as 'n70690 b1 '.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="The pages' shapes and this package alone.")] = False,
     baseline_dir: BaselineFolder = None,
     traces: TraceFolder = None,
     resume: Annotated[Path | None, typer.Option(help="Result file whose figures are kept.")] = None,
@@ -328,7 +325,7 @@ def main(
     """Measure the selected cells."""
     require_gpu()
     require_writable(out)
-    names = [name for name in only.split(",") if name] or list(QUICK if quick else (*ALL, FLOOR))
+    names = [name for name in only.split(",") if name] or [*ALL, FLOOR]
     if unknown := set(names) - {*ALL, FLOOR}:
         raise typer.BadParameter(f"--only: no implementation {', '.join(sorted(unknown))}")
     started = time.monotonic()
@@ -339,9 +336,7 @@ def main(
     data["results"] = [result for result in data["results"] if not _failed(result)]
     done = {(result["cell"], result["impl"]) for result in data["results"]}
     sources = load_sources(traces)
-    everything = all_cells(sources)
-    offered = quick_cells(everything) if quick else everything
-    chosen = [cell for cell in offered if re.search(cells, cell.key)]
+    chosen = [cell for cell in all_cells(sources) if re.search(cells, cell.key)]
     prepare_sources(chosen)
     found, described = implementations(names, baseline_dir)
     bandwidth = copy_bytes_per_second()
@@ -359,7 +354,7 @@ def main(
     for cell in chosen:
         its_own = [its for its in found if cell.group in MEASURED[its.name]]
         missing = [its for its in its_own if (cell.key, its.name) not in done]
-        floor = cell.group == "main" and FLOOR in names and (cell.key, FLOOR) not in done
+        floor = cell.group in ("main", "prefill") and FLOOR in names and (cell.key, FLOOR) not in done
         if not missing and not floor:
             continue
         if stopped := time.monotonic() - started > seconds:

@@ -72,11 +72,10 @@ WIDE_BUFFERS = (0, 131072, 1048576)
 """Rows in buffers as wide as the longest that an engine admits: lengths, batches, and columns of the buffers,
 of which 0 stands for the row's own."""
 
+LONG_CHUNK = (1048576, 1024)
+"""Columns and rows of a chunk far behind in a prompt, whose scores come in slices."""
 PREFILL_TRACE_ROWS = 2048
 """Rows of a chunk of real rows: the rows of a trace, again and again in their order."""
-
-QUICK_GROUPS = ("trace", "engine", "scale", "mask", "layer", "hint", "prefill")
-"""Groups that ``--quick`` measures throughout."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,8 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
     cells += [Cell("scale", n, batch, rows="scale") for n, batch in SCALE_SHAPES]
     cells += [Cell("mask", n, batch, rows=f"mask:{kind}") for n, batch in MASK_SHAPES for kind in MASKS]
     cells += [Cell("layer", 70690, rows=f"layer:{layer}") for layer in LAYERS]
-    cells += [Cell("prefill", n, rows, rows="causal") for n, rows in PREFILL_SHAPES]
+    shapes = (*PREFILL_SHAPES, LONG_CHUNK)
+    cells += [Cell("prefill", n, rows, rows="causal") for n, rows in shapes]
     for trace in sources.traces:
         longest = max(1, trace.length(trace.steps - 1))
         cells.append(Cell("prefill", longest, PREFILL_TRACE_ROWS, rows=f"causal:{trace.name}"))
@@ -195,15 +195,6 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
         cells += [Cell("k", n, batch, k) for k in (512, 1024) for n in OTHER_LENGTHS]
         cells += [Cell("dtype", n, batch, dtype=dtype) for dtype in ("bf16", "fp16") for n in OTHER_LENGTHS]
     return cells
-
-
-def quick_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells that ``--quick`` measures."""
-    return [
-        cell
-        for cell in cells
-        if cell.group in QUICK_GROUPS or (cell.group == "main" and (cell.n, cell.batch) in SHAPES)
-    ]
 
 
 def make_chain(cell: Cell, sources: Sources = Sources(), *, device: torch.device | str = "cuda") -> Chain:

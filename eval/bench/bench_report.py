@@ -13,11 +13,13 @@ from eval.bench.our_kernels import (
     HINTED,
     IMPLEMENTATIONS,
     IN_BLOCKS,
+    LAST_SLICE,
     NO_HINT,
     PAPER,
     PDL,
     PREFILL,
     PREFILL_ROUNDS,
+    PREFILL_SLICES,
     RADIX_ROUNDS,
 )
 
@@ -50,7 +52,8 @@ MEASURED: dict[str, tuple[str, ...]] = {
     RADIX_ROUNDS: ("main", "trace"),
     PDL: ("main",),
     PAPER: ("main", "trace", "layer"),
-    **dict.fromkeys((PREFILL, PREFILL_ROUNDS, "trtllm_prefill", "vllm_prefill"), ("prefill",)),
+    **dict.fromkeys((PREFILL, PREFILL_ROUNDS, PREFILL_SLICES, LAST_SLICE), ("prefill",)),
+    **dict.fromkeys(("trtllm_prefill", "vllm_prefill"), ("prefill",)),
     **dict.fromkeys((BLOCKS, IN_BLOCKS, "torch_blocks", "torch_in_blocks"), (BLOCKS_GROUP,)),
     "torch": (*_SHORT, "adversarial", "prefill", "v4"),
     "trtllm": (*_SHORT, "mask", "adversarial", "v4"),

@@ -6,6 +6,7 @@ This is the one module of the evaluation that knows how the benchmark's implemen
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +15,13 @@ from torch import Tensor
 
 from eval.bench.kernel_timing import Chain, Implementation, Prepared
 from eval.bench.oracles import BLOCK_K, given_blocks
-from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
+from gvr_topk.arguments import (
+    BlocksArguments,
+    DecodeArguments,
+    InBlocksArguments,
+    PrefillArguments,
+    PrefillSliceArguments,
+)
 from gvr_topk.constants import FLAG_PDL, FLAG_QUANTILE_GUESS, StatsColumn
 from gvr_topk.ops import launch as launch_op
 from gvr_topk.policy import parse_path, plan
@@ -55,6 +62,8 @@ PAPER = "paper"
 
 PREFILL = "prefill"
 PREFILL_ROUNDS = "prefill_radix_rounds"
+PREFILL_SLICES = "prefill_slices"
+LAST_SLICE = "prefill_last_slice"
 BLOCKS = "blocks"
 IN_BLOCKS = "in_blocks"
 
@@ -138,6 +147,33 @@ def prepare_prefill(chain: Chain, path: str) -> Prepared:
     return Prepared(launch, results, statistics=_statistics(chain, launch))
 
 
+SLICES = 8
+"""Slices of equal width that the columns of a chunk come in."""
+
+
+def prepare_slices(chain: Chain, last_alone: bool = False) -> Prepared:
+    """Bind the op for prefill in slices to a chain: all of them, or the last behind what the others left."""
+    results, width = chain.outputs(), chain.logits.shape[2]
+    starts = torch.zeros(chain.batch, dtype=torch.int32, device=chain.logits.device)
+    words = torch.zeros(chain.count, chain.batch, chain.k + 1, dtype=torch.int64, device=starts.device)
+    bounds = [width * number // SLICES for number in range(SLICES + 1)]
+    slices = list(itertools.pairwise(bounds))
+
+    def take(step: int, begin: int, end: int) -> None:
+        out = results[step] if end == width else None
+        given = (chain.logits[step][:, begin:end], starts, chain.lengths_of(step), words[step], chain.k)
+        launch_op(PrefillSliceArguments(*given, column=begin, out=out))
+
+    def launch(step: int) -> None:
+        for bounds_of_slice in slices[-1:] if last_alone else slices:
+            take(step, *bounds_of_slice)
+
+    if last_alone:
+        for step, bounds_of_slice in itertools.product(range(chain.count), slices[:-1]):
+            take(step, *bounds_of_slice)
+    return Prepared(launch, results, (words,))
+
+
 def prepare_blocks(chain: Chain) -> Prepared:
     """Bind the op that chooses blocks to a chain: positions of a row, and behind them its blocks."""
     results, k = chain.outputs(chain.k + BLOCK_K), chain.k
@@ -173,6 +209,8 @@ IMPLEMENTATIONS = {
         ),
         Implementation(PREFILL, functools.partial(prepare_prefill, path="auto")),
         Implementation(PREFILL_ROUNDS, functools.partial(prepare_prefill, path="radix_rounds")),
+        Implementation(PREFILL_SLICES, prepare_slices),
+        Implementation(LAST_SLICE, functools.partial(prepare_slices, last_alone=True)),
         Implementation(BLOCKS, prepare_blocks),
         Implementation(IN_BLOCKS, prepare_in_blocks),
     )

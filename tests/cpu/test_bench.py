@@ -138,6 +138,24 @@ class TestPrefillRun:
     def run(self, cell: Cell = CAUSAL) -> bench.CellRun:
         return bench.CellRun(cell, Sources(), "cpu")
 
+    @pytest.mark.parametrize(
+        ("name", "calls"), [("prefill", 1), ("prefill_slices", 8), ("prefill_last_slice", 1)]
+    )
+    def test_every_launch_of_slices_begins_where_it_should(
+        self, name: str, calls: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Behind empty carries, or those that the slices before have left."""
+        run, columns = self.run(), []
+        real = our_kernels.launch_op
+
+        def op(arguments: Any) -> None:
+            real(arguments)
+            columns.append(getattr(arguments, "column", 0))
+
+        monkeypatch.setattr(our_kernels, "launch_op", op)
+        assert run.measure(IMPLEMENTATIONS[name])["exact"] is True
+        assert len(set(columns[-calls:])) == calls
+
     @pytest.mark.parametrize("buffer", [0, 7])
     def test_one_wrong_row_in_any_buffer_is_noticed(
         self, buffer: int, monkeypatch: pytest.MonkeyPatch
