@@ -197,7 +197,8 @@ def test_a_forced_size_without_room_is_refused() -> None:
     lengths = full_lengths(logits)
     out = torch.empty(1, 2048, dtype=torch.int32, device="cuda")
     with inside(green_context(8)):
-        with pytest.raises(ValueError, match=r"ctas_per_row: wanted a cluster size that the 8 SMs"):
+        refused = "ctas_per_row: wanted a cluster size that the 8 SMs of the stream's context can run, got 16"
+        with pytest.raises(ValueError, match=refused):
             launch(call(logits, lengths, out, ctas_per_row=16))
         gvr_topk.indexer_topk_decode(logits, lengths, 2048, out=out)
     assert wrong_rows(out, logits, lengths, 2048) == []
