@@ -1,4 +1,7 @@
-"""The fallback rule of all engines: after an error, calls of that kind are the engine's for good."""
+"""The fallback rule of all engines: after an error, calls of that kind are the engine's for good.
+
+The one exception is vLLM's merge of ranks, whose error ends the engine (`gvr_topk.integrations.vllm.dcp`).
+"""
 
 from __future__ import annotations
 
