@@ -62,6 +62,21 @@ def test_the_kth_score_grows_from_slice_to_slice(growth: float) -> None:
         assert_exact(logits, starts, ends, k, range(0, 50_000, 10_000))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("share", [0.05, 1.0])
+@pytest.mark.parametrize("width", [2700, 4300])
+def test_nan_in_a_slice_that_is_sampled_and_fits_the_list(
+    width: int, share: float, dtype: torch.dtype
+) -> None:
+    """A sample then says that NaN alone is selected, above which there is no key to look at."""
+    logits = rows_of_requests(100, 2 * width).to(dtype)
+    logits[torch.rand(logits.shape, device="cuda", generator=draw(3)) < share] = torch.nan
+    starts, ends = integers(0, 1, 100, seed=1), integers(width, 2 * width, 100, seed=2)
+    for k in (1, 64, 2048):
+        assert_exact(logits, starts, ends, k, [0, width, 2 * width])
+        assert_exact(logits[:, :width], starts, ends, k, [0, width])
+
+
 def test_a_carry_of_more_rows_serves_fewer_and_is_empty_behind() -> None:
     carry = PrefillCarry(500, 1024, "cuda")
     for rows in (500, 3, 256):

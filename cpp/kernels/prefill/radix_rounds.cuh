@@ -68,9 +68,6 @@ struct KthKey {
   GVR_DEVICE static KthKey none() { return KthKey{kAbsentKey, 0}; }
 };
 
-template <typename T>
-constexpr KeyRange kEveryKey{0, kMaxKey >> kInvariantBits<T>};
-
 // Finds the k-th key of at least k keys, where `range` begins at or below it. for_each(visit) calls
 // visit(key) for this thread's share of them. If the key lies above the range, no thread finds anything, and
 // `smem.hits[0].count` is 0.
@@ -111,7 +108,8 @@ __device__ __noinline__ RadixOutcome radix_select_row(const PrefillParams& p, Pr
   uint32_t key = tried;
   int rounds = 0;
   if (tried == kAbsentKey || !verify_key<T>(smem, stream, tried, k, warp)) {
-    const KthKey kth = find_kth<T>(smem, k, kEveryKey<T>, rounds, [&](auto visit) {
+    constexpr KeyRange every{0, kMaxKey >> kInvariantBits<T>};
+    const KthKey kth = find_kth<T>(smem, k, every, rounds, [&](auto visit) {
       stream.start();
       stream.for_each_key(visit);
     });

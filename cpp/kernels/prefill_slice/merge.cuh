@@ -135,15 +135,16 @@ static __device__ __noinline__ void finish(const SliceParams& p, int turn, int c
 // first.
 template <typename T, typename ForEach>
 GVR_DEVICE KthKey find_kth(SliceShared& smem, int k, uint32_t least, ForEach for_each) {
-  constexpr KeyRange kEvery = prefill::kEveryKey<T>;
+  constexpr uint32_t kMost = kMaxKey >> kInvariantBits<T>;
+  constexpr KeyRange kEvery{1, kMost - 1};  // but for the absent key
   const uint32_t base = least >> kInvariantBits<T>;
-  KeyRange range{base, min(kEvery.length - base, (1u << 2 * kLog2KeyBins) - 1)};
-  if (least == kAbsentKey) range = kEvery;
+  KeyRange range{base, min(kMost - base, (1u << 2 * kLog2KeyBins) - 1)};
+  if (least == kAbsentKey || range.length == 0) range = kEvery;
   int rounds = 0;
 #pragma unroll 1
   while (true) {
     const KthKey kth = prefill::find_kth<T>(smem, k, range, rounds, for_each);
-    if (range.base == 0 || smem.hits[0].count > 0) return kth;
+    if (range.base == kEvery.base || smem.hits[0].count > 0) return kth;
     range = kEvery;
   }
 }
