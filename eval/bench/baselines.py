@@ -38,7 +38,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -159,18 +159,12 @@ def _unloaded(chain: Chain) -> Prepared:
     raise BaselineError("not loaded")
 
 
-def _steps(
-    chain: Chain, results: Tensor, logits: Tensor | None = None
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Rows, their lengths and their outputs at each step."""
-    rows = (chain.logits if logits is None else logits).unbind()
-    outs = results.unbind()
-    return [(row, chain.lengths_of(at), outs[at]) for at, row in enumerate(rows)]
-
-
-def _calls(operator: Call, results: Tensor, arguments: Iterable[tuple[Any, ...]]) -> Prepared:
-    """An operator with its arguments at each step, which are made beforehand."""
-    of_steps = list(arguments)
+def _calls(
+    operator: Call, chain: Chain, results: Tensor, arguments: Arguments, logits: Tensor | None = None
+) -> Prepared:
+    """An operator with its ``arguments(row, lengths, out)`` at each step, which are made beforehand."""
+    rows = zip(chain.logits if logits is None else logits, results, strict=True)
+    of_steps = [arguments(row, chain.lengths_of(step), out) for step, (row, out) in enumerate(rows)]
 
     def launch(step: int) -> None:
         operator(*of_steps[step])
@@ -196,7 +190,7 @@ def _torch(chain: Chain) -> Prepared:
     def topk(row: Tensor, out: Tensor) -> None:
         torch.topk(row, chain.k, dim=-1, sorted=False, out=(values, out))
 
-    return _calls(topk, results, ((row, out) for row, _, out in _steps(chain, results, logits)))
+    return _calls(topk, chain, results, lambda row, _, out: (row, out), logits)
 
 
 def _rows_of_blocks(chain: Chain) -> tuple[Tensor, ...]:
@@ -270,7 +264,7 @@ def _operator(
 
         def prepare(chain: Chain) -> Prepared:
             operator, results = operators[choose(chain)], chain.outputs()
-            return _calls(operator, results, (arguments(chain, *step) for step in _steps(chain, results)))
+            return _calls(operator, chain, results, functools.partial(arguments, chain))
 
         return prepare
 
@@ -282,11 +276,6 @@ def _vllm_choice(chain: Chain) -> int:
         width = chain.logits.shape[2]
         raise BaselineError(f"cooperative_topk takes rows of a multiple of 4 elements, got {width}")
     return int(chain.batch > VLLM_COOPERATIVE_ROWS)
-
-
-def _vllm_arguments(chain: Chain, row: Tensor, lengths: Tensor, out: Tensor) -> tuple[Any, ...]:
-    workspace = _zeros(VLLM_WORKSPACE_BYTES, row.device)
-    return row, lengths, out, workspace, chain.k, row.shape[1]
 
 
 def _bytes(size: int, like: Tensor) -> Tensor:
@@ -308,10 +297,8 @@ def _flashinfer(folder: Path) -> Prepare:
         else:
             function, rest = module.radix_topk, (k, False, False, 0, False)
             workspace = _bytes(FLASHINFER_STATES_BYTES, logits)
-        steps = _steps(chain, results, logits)
-        return _calls(
-            on_stream(ffi, function), results, ((row, out, values, workspace, *rest) for row, _, out in steps)
-        )
+        call = on_stream(ffi, function)
+        return _calls(call, chain, results, lambda row, _, out: (row, out, values, workspace, *rest), logits)
 
     return prepare
 
@@ -337,9 +324,10 @@ def _flashinfer_ragged(folder: Path, *, deterministic: bool = False) -> Prepare:
             function = module.radix_topk_ragged_transform
             rest = (k, deterministic, tie_break, False, None)
             workspace = _bytes(FLASHINFER_STATES_BYTES, logits)
-        steps = _steps(chain, results)
-        arguments = ((row, out, offsets, lengths, workspace, *rest) for row, lengths, out in steps)
-        return _calls(on_stream(ffi, function), results, arguments)
+        call = on_stream(ffi, function)
+        return _calls(
+            call, chain, results, lambda row, lengths, out: (row, out, offsets, lengths, workspace, *rest)
+        )
 
     return prepare
 
@@ -358,9 +346,10 @@ def _cudnn(folder: Path) -> Prepare:
             raise BaselineError(f"compiled for other columns and k than {width} and {chain.k}") from None
         results = chain.outputs()
         scratch = torch.empty((chain.batch, 2, width), dtype=torch.int32, device=results.device)
-        steps = _steps(chain, results)
-        arguments = ((row, None, scratch, None, lengths, out, None) for row, lengths, out in steps)
-        return _calls(on_stream(ffi, kernel), results, arguments)
+        call = on_stream(ffi, kernel)
+        return _calls(
+            call, chain, results, lambda row, lengths, out: (row, None, scratch, None, lengths, out, None)
+        )
 
     return prepare
 
@@ -421,7 +410,11 @@ LOADED: dict[str, tuple[str, Refuse, Callable[[Path], Prepare]]] = {
     ),
     "vllm": (
         *("vLLM 0.33.0: cooperative_topk, persistent_topk above 64 rows", _vllm_shapes),
-        _operator(VLLM_LIBRARY, "_C::cooperative_topk _C::persistent_topk", _vllm_arguments, _vllm_choice),
+        _operator(
+            *(VLLM_LIBRARY, "_C::cooperative_topk _C::persistent_topk"),
+            lambda c, row, n, out: (row, n, out, _zeros(VLLM_WORKSPACE_BYTES, row.device), c.k, row.shape[1]),
+            _vllm_choice,
+        ),
     ),
     "flashinfer": ("FlashInfer 0.7.2 top_k, as in a captured graph", ANY, _flashinfer),
     "flashinfer_ragged": ("FlashInfer 0.7.2 top_k_ragged_transform", ANY, _flashinfer_ragged),

@@ -19,7 +19,7 @@ import functools
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,29 +49,25 @@ def our_calls(chain: Chain) -> dict[str, Call]:
     """Ways to call the op on the first step of a chain."""
     device = chain.logits.device
     logits, lengths = chain.logits[0], chain.lengths_of(0)
-
-    def results() -> torch.Tensor:
-        return torch.empty(chain.batch, chain.k, dtype=torch.int32, device=device)
-
     row_slot = torch.arange(chain.batch, dtype=torch.int32, device=device)
     words, whole = (TopkState(chain.batch, chain.k, device, keep_indices=keep) for keep in (False, True))
     pages = -(-logits.shape[1] // PAGE_SIZE)
     table = torch.arange(chain.batch * pages, dtype=torch.int32, device=device).view(chain.batch, pages)
     op = functools.partial(indexer_topk_decode, logits, lengths, chain.k)
     return {
-        "hinted": functools.partial(op, out=results(), state=words, row_slot=row_slot),
-        "bare": functools.partial(op, out=results()),
+        "hinted": functools.partial(op, out=chain.outputs()[0], state=words, row_slot=row_slot),
+        "bare": functools.partial(op, out=chain.outputs()[0]),
         "every_output": functools.partial(
             op,
-            out=results(),
+            out=chain.outputs()[0],
             state=whole,
             row_slot=row_slot,
             counts=torch.empty_like(row_slot),
             page_table=table,
             page_size=PAGE_SIZE,
-            slots=results(),
+            slots=chain.outputs()[0],
         ),
-        "dispatcher": bind(logits, lengths, chain.k, out=results(), state=words, row_slot=row_slot),
+        "dispatcher": bind(logits, lengths, chain.k, out=chain.outputs()[0], state=words, row_slot=row_slot),
         "zero_": torch.zeros(1, device=device).zero_,
     }
 
@@ -107,9 +103,7 @@ def microseconds(call: Call, calls: int, wait: Callable[[], object]) -> float:
     return 1e6 * taken / calls
 
 
-def measure(
-    calls: Mapping[str, Call], wait: Callable[[], object], count: int = CALLS, turns: int = TURNS
-) -> list[dict[str, Any]]:
+def measure(calls: Mapping[str, Call], wait: Callable[[], object], count: int) -> list[dict[str, Any]]:
     """Median host time of each way to call, and of every turn."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
@@ -117,7 +111,7 @@ def measure(
     collects = gc.isenabled()
     gc.disable()  # or a collection that some call happens to trigger counts as its time
     try:
-        for _ in range(turns):
+        for _ in range(TURNS):
             for name, call in calls.items():
                 taken[name].append(microseconds(call, count, wait))
     finally:
@@ -131,13 +125,6 @@ def measure(
         }
         for name, times in taken.items()
     ]
-
-
-def table(results: Sequence[dict[str, Any]]) -> str:
-    """Microseconds of the host for one eager call, by way to call: the median, and the range of the turns."""
-    figures = {each["call"]: (each["us"], min(each["turns_us"]), max(each["turns_us"])) for each in results}
-    rows = [[call, *(f"{us:.2f}" for us in its)] for call, its in figures.items()]
-    return markdown_table(("call", "us", "least", "most"), rows)
 
 
 def main(
@@ -168,7 +155,11 @@ def main(
         "results": measure({**our_calls(chain), **theirs}, wait, calls),
     }
     write_json(out, data)
-    print(table(data["results"]))
+    rows = [
+        [each["call"], *(f"{us:.2f}" for us in (each["us"], min(each["turns_us"]), max(each["turns_us"])))]
+        for each in data["results"]
+    ]
+    print(markdown_table(("call", "us", "least", "most"), rows))
     for name, its in described.items():
         if its["why_not"]:
             print(f"{name}: {its['why_not']}")

@@ -201,9 +201,7 @@ def measure(rows: int, dtype: str, name: str, peers: Mapping[str, Mapping[str, P
 
 
 def main(
-    out: Out = Path("out/sampling.json"),
-    baseline_dir: BaselineFolder = None,
-    commit: Commit = "",
+    out: Out = Path("out/sampling.json"), baseline_dir: BaselineFolder = None, commit: Commit = ""
 ) -> int:
     """Time the sampler beside PyTorch and FlashInfer."""
     require_writable(out)

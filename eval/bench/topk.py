@@ -80,10 +80,7 @@ def measure(given: list[Tensor], k: int) -> dict[str, Any]:
     }
 
 
-def main(
-    out: Out = Path("out/topk.json"),
-    commit: Commit = "",
-) -> int:
+def main(out: Out = Path("out/topk.json"), commit: Commit = "") -> int:
     """Time topk beside torch.topk."""
     require_writable(out)
     require_gpu()

@@ -138,16 +138,15 @@ def report(comparisons: Sequence[Comparison]) -> str:
             word = "better" if got.difference > 0 else "worse"
             remarks.append(f"{task}: within the margin, yet the interval excludes zero (on is {word}).")
         if got.verdict == "inconclusive":
-            remarks.append(f"{task}: {_advice(got.repetitions)}")
+            told = (
+                "still open after the last look; such a campaign cannot tell this difference from the margin."
+            )
+            if (look := next_look(got.repetitions)) is not None:
+                told = f"open; the next look is at {look} runs of each variant."
+            remarks.append(f"{task}: {told}")
     headers = ["task", "off", "on", "runs", "delta [90 %, all tasks and looks]", "margin"]
     headers += ["p within", "p regression", "verdict", "paper, B200 NVFP4"]
     return "\n".join([*([markdown_table(headers, rows)] if rows else []), *remarks])
-
-
-def _advice(repetitions: int) -> str:
-    if (look := next_look(repetitions)) is None:
-        return "still open after the last look; such a campaign cannot tell this difference from the margin."
-    return f"open; the next look is at {look} runs of each variant."
 
 
 def _by_task(values: Sequence[str], option: str) -> dict[str, str]:

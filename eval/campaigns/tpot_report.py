@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from eval.campaigns.runs import Comparison
 from eval.common.tables import markdown_table
@@ -29,12 +28,6 @@ PAPER_DAR = {
 """Mean draft acceptance rate in the paper, off and on (table 13)."""
 
 
-def paper_reduction(case: Mapping[str, Any]) -> float | None:
-    """Relative TPOT reduction in the paper; None for a case it does not have."""
-    values = PAPER.get((case["MTP"], case["prompt"]))
-    return None if values is None else 1 - sum(values[1]) / sum(values[0])
-
-
 def reduction(item: Comparison) -> tuple[float, float | None, float | None] | None:
     """Relative reduction of TPOT, ``1 - on / off``, with the ends of its interval, from the logarithms."""
     got = item.decision
@@ -49,15 +42,16 @@ def tpot_table(comparisons: Sequence[Comparison]) -> str:
     rows = []
     for item in comparisons:
         mtp, prompt = item.case["MTP"], item.case["prompt"]
-        measured, published, dar = reduction(item), paper_reduction(item.case), PAPER_DAR.get((mtp, prompt))
+        measured, published, dar = reduction(item), PAPER.get((mtp, prompt)), PAPER_DAR.get((mtp, prompt))
         cell = "-" if measured is None else f"{100 * measured[0]:.2f} %"
         if measured is not None and measured[1] is not None and measured[2] is not None:
             cell += f" [{100 * measured[1]:.2f}, {100 * measured[2]:.2f}]"
+        paper = "-" if published is None else f"{100 * (1 - sum(published[1]) / sum(published[0])):.2f} %"
         rows.append(
             [
                 *(str(mtp), prompt, str(item.decision.repetitions)),
                 *(_mean(side, 4) for side in (item.off, item.on)),
-                *(cell, item.decision.verdict, "-" if published is None else f"{100 * published:.2f} %"),
+                *(cell, item.decision.verdict, paper),
                 *(_mean(side, 3) for side in (item.acceptance_off, item.acceptance_on)),
                 f"{dar[0]:.2f} -> {dar[1]:.2f}" if dar else "-",
             ]

@@ -30,6 +30,7 @@ SLAB = 1 << 24
 LAST = (1 << 31) - 1
 """Number above all positions of a row."""
 
+KINDS = ("", "prefill_", "merged_")
 COUNTS = ("rows", "rows_longer_than_k", "rows_that_differ")
 
 
@@ -71,9 +72,7 @@ class Comparison:
 
     def __init__(self, device: torch.device | str, prefill_rows: int = 0) -> None:
         # Made before the engine starts: what is made inside a capture is made anew at each replay.
-        self.counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
-        self.prefill_counts = torch.zeros_like(self.counts)
-        self.merge_counts = torch.zeros_like(self.counts)
+        self.counts = {kind: torch.zeros(len(COUNTS), dtype=torch.int64, device=device) for kind in KINDS}
         self.sampled = {"rows": 0, "rows_that_differ": 0}
         self._prefill_rows = prefill_rows
         self._seen = 0
@@ -81,7 +80,7 @@ class Comparison:
 
     def reset(self) -> None:
         """Forget what was counted."""
-        for counts in (self.counts, self.prefill_counts, self.merge_counts):
+        for counts in self.counts.values():
             counts.zero_()
         self._seen = 0
         self.sampled = dict.fromkeys(self.sampled, 0)
@@ -90,10 +89,9 @@ class Comparison:
         """What was counted; reads it from the device."""
         if torch.cuda.is_available():  # for an engine computes on a stream of its own
             torch.cuda.synchronize()
-        kinds = {"": self.counts, "prefill_": self.prefill_counts, "merged_": self.merge_counts}
         counted = {
             f"{kind}{name}": count
-            for kind, counts in kinds.items()
+            for kind, counts in self.counts.items()
             for name, count in zip(COUNTS, counts.tolist(), strict=True)
         }
         sampled = {f"numpy_{name}": count for name, count in self.sampled.items()}
@@ -110,7 +108,7 @@ class Comparison:
             if lengths.shape[0] != rows:
                 lengths = row_lengths(lengths, rows, next_n)
             lengths, chosen = lengths.clamp(0, logits.shape[1]), topk_indices[:rows, :topk_tokens]
-            self._compare(self.counts, logits, lengths, chosen)
+            self._compare(self.counts[""], logits, lengths, chosen)
             if self._sample_is_due(logits):
                 self._sample(logits[:1], lengths[:1], chosen[:1])
 
@@ -156,7 +154,7 @@ class Comparison:
         )
         visible = (found >= 0).sum(1)
         counts = [(visible > 0).sum(), (visible > chosen.shape[1]).sum(), (wanted != got).any(1).sum()]
-        self.merge_counts += torch.stack(counts)
+        self.counts["merged_"] += torch.stack(counts)
 
     def _see_prefill(self, logits: Tensor, starts: Tensor, lengths: Tensor, chosen: Tensor) -> None:
         """Compare rows at equal distances, other ones in each call, and the last one in all.
@@ -175,7 +173,7 @@ class Comparison:
             picked = torch.cat([picked, last])
         for part in picked.split(max(SLAB // max(logits.shape[1], 1), 1)):
             windows = window(logits, starts, part)
-            self._compare(self.prefill_counts, windows, lengths[part], chosen[part])
+            self._compare(self.counts["prefill_"], windows, lengths[part], chosen[part])
         if self._sample_is_due(logits):
             self._sample(window(logits, starts, last), lengths[-1:], chosen[-1:])
 

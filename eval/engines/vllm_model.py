@@ -22,18 +22,9 @@ V32, GLM5, GLM52, V4 = "v32", "glm5", "glm52", "v4"
 SHAPES = {V32: "DeepSeek-V3.2", GLM5: "GLM-5", GLM52: "GLM-5.2", V4: "DeepSeek-V4"}
 """Names of the models whose shapes there are."""
 
-HIDDEN, VOCABULARY, HEADS = 2048, 32768, 64
-KV_RANK, ROPE, INDEX_DIM, TOPK = 512, 64, 128, 2048
-DENSE_WIDTH, EXPERT_WIDTH, EXPERTS = 4096, 512, 8
+VOCABULARY, HEADS = 32768, 64
 LOGIT_SPREAD = 3.0
 """Standard deviation of logits, near that of language models."""
-
-POSITIONS = 1 << 21
-"""Longest context of every model; the trial's are shorter."""
-
-V4_HIDDEN, V4_HEAD, V4_Q_RANK, V4_OUTPUT_GROUPS, V4_OUTPUT_RANK = 4096, 512, 1024, 8, 1024
-V4_INDEX_HEADS, V4_TOPK, V4_STREAMS = 64, 512, 4
-"""Those of DeepSeek-V4-Flash; the streams are those of its hyper-connections."""
 
 SLIDING, SPARSE, COMPRESSED = (
     "sliding_attention",
@@ -83,15 +74,15 @@ def model_config(
         "num_hidden_layers": layers,
         "num_nextn_predict_layers": min(drafts, 1),
         "num_attention_heads": HEADS,
-        "qk_rope_head_dim": ROPE,
-        "index_head_dim": INDEX_DIM,
-        "moe_intermediate_size": EXPERT_WIDTH,
-        "n_routed_experts": EXPERTS,
+        "qk_rope_head_dim": 64,
+        "index_head_dim": 128,
+        "moe_intermediate_size": 512,
+        "n_routed_experts": 8,
         "n_shared_experts": 1,
         "num_experts_per_tok": 2,
         "norm_topk_prob": True,
         "topk_method": "noaux_tc",
-        "max_position_embeddings": POSITIONS,
+        "max_position_embeddings": 1 << 21,  # the trial's are shorter
         "hidden_act": "silu",
         "attention_bias": False,
         "initializer_range": 0.02,
@@ -105,15 +96,15 @@ def model_config(
 def _latent_config(shapes: str) -> dict[str, Any]:
     sizes = LATENT[shapes]
     config = {
-        "hidden_size": HIDDEN,
+        "hidden_size": 2048,
         "num_key_value_heads": HEADS,
         "q_lora_rank": sizes.q_rank,
-        "kv_lora_rank": KV_RANK,
+        "kv_lora_rank": 512,
         "qk_nope_head_dim": sizes.nope,
         "v_head_dim": sizes.value,
         "index_n_heads": sizes.index_heads,
-        "index_topk": TOPK,
-        "intermediate_size": DENSE_WIDTH,
+        "index_topk": 2048,
+        "intermediate_size": 4096,
         "n_group": 1,
         "topk_group": 1,
         "first_k_dense_replace": 1,
@@ -147,25 +138,26 @@ def _latent_config(shapes: str) -> dict[str, Any]:
 
 
 def _v4_config(layers: int) -> dict[str, Any]:
+    """What the shapes of DeepSeek-V4 add: the sizes are those of DeepSeek-V4-Flash."""
     return {
         "architectures": ["DeepseekV4ForCausalLM"],
         "model_type": "deepseek_v4",
-        "hidden_size": V4_HIDDEN,
+        "hidden_size": 4096,
         "num_key_value_heads": 1,
-        "head_dim": V4_HEAD,
-        "q_lora_rank": V4_Q_RANK,
-        "o_groups": V4_OUTPUT_GROUPS,
-        "o_lora_rank": V4_OUTPUT_RANK,
+        "head_dim": 512,
+        "q_lora_rank": 1024,
+        "o_groups": 8,
+        "o_lora_rank": 1024,
         "sliding_window": 128,
         "layer_types": [V4_LAYERS[layer % len(V4_LAYERS)] for layer in range(layers)],
         "compress_rates": V4_RATIOS,
-        "index_n_heads": V4_INDEX_HEADS,
-        "index_topk": V4_TOPK,
+        "index_n_heads": 64,
+        "index_topk": 512,
         "mlp_layer_types": ["moe"] * layers,
         "scoring_func": "sqrtsoftplus",
         "routed_scaling_factor": 1.5,
         "swiglu_limit": 10.0,
-        "hc_mult": V4_STREAMS,
+        "hc_mult": 4,  # streams of its hyper-connections
         "hc_sinkhorn_iters": 20,
         "hc_eps": 1e-6,
         "rope_theta": 10000.0,

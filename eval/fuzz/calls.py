@@ -685,11 +685,7 @@ def _row_slots(case: Case, slots: int, draw: Draw) -> Tensor:
 
 
 def _hint(kind: str, result: Tensor, case: Case, draw: Draw) -> Tensor:
-    k, device = case.k, draw.device
-
-    def within(low: int, high: int) -> Tensor:
-        return draw.integers(low, high, k)
-
+    k = case.k
     if kind == "true":
         # Positions as the offset will move them, in any order, padding kept.
         order = draw.order(k)
@@ -697,15 +693,15 @@ def _hint(kind: str, result: Tensor, case: Case, draw: Draw) -> Tensor:
         return torch.where(shuffled >= 0, (shuffled - case.hint_offset).clamp(INT32.min, INT32.max), -1)
     if kind == "half":
         keep = draw.uniform(k) < 0.5
-        return torch.where(keep, result.to(torch.int64), within(0, case.width))
+        return torch.where(keep, result.to(torch.int64), draw.integers(0, case.width, k))
     if kind == "random":
-        return within(0, case.width)
+        return draw.integers(0, case.width, k)
     if kind == "any_int32":
         return draw.any_int32(k)
     if kind == "one_position":
         return draw.integers(0, case.width).expand(k)
     constant = {"minus_one": -1, "zero": 0, "past_the_end": case.width}[kind]
-    return torch.full((k,), constant, dtype=torch.int64, device=device)
+    return torch.full((k,), constant, dtype=torch.int64, device=draw.device)
 
 
 def kth_values(logits: Tensor, wanted: Tensor) -> Tensor:
@@ -725,14 +721,6 @@ def state_words(kind: str, kth: Tensor, draw: Draw) -> Tensor:
     def any_bits() -> Tensor:
         return draw.any_int32(slots).view(torch.float32)
 
-    def spreads(by_value: bool | None) -> Tensor:
-        """Two spreads of moderate size, and the last bit that says which of them to go by."""
-        halves = (0.05 * draw.normal(slots, 2).abs()).to(torch.bfloat16).view(torch.int16)
-        bit = draw.integers(0, 2, slots)
-        chosen = bit if by_value is None else torch.full_like(bit, by_value)
-        halves[:, 0] = (halves[:, 0] & ~1) | chosen.to(torch.int16)
-        return halves.contiguous().view(torch.float32)[:, 0]
-
     if kind == "bits":
         return torch.stack([any_bits() for _ in range(STATE_FLOATS)], dim=1)
     words = torch.zeros(slots, STATE_FLOATS, device=draw.device)
@@ -743,11 +731,15 @@ def state_words(kind: str, kth: Tensor, draw: Draw) -> Tensor:
         is_near = draw.uniform(slots) < 0.5
         words[:, 0] = -torch.where(is_near, near, any_size())
     elif kind in ("zscore", "value", "either"):  # near those that kernels leave, or far off
-        by_value = {"zscore": False, "value": True, "either": None}[kind]
         words[:, 0] = STATE_VALUE_ONLY if kind == "value" else STATE_ZSCORE_ORIGIN + 4.0 * draw.normal(slots)
         words[:, 1] = kth + 0.05 * draw.normal(slots)
         words[:, 2] = draw.normal(slots).abs()
-        words[:, 3] = spreads(by_value)
+        # Two spreads of moderate size, and the last bit that says which of them to go by.
+        halves = (0.05 * draw.normal(slots, 2).abs()).to(torch.bfloat16).view(torch.int16)
+        bit = draw.integers(0, 2, slots)
+        chosen = bit if kind == "either" else torch.full_like(bit, kind == "value")
+        halves[:, 0] = (halves[:, 0] & ~1) | chosen.to(torch.int16)
+        words[:, 3] = halves.contiguous().view(torch.float32)[:, 0]
     elif kind == "absurd":  # a z-score or a value, and nonsense beside it
         is_zscore = draw.uniform(slots) < 0.5
         words[:, 0] = torch.where(is_zscore, STATE_ZSCORE_ORIGIN + 8.0 * draw.normal(slots), STATE_VALUE_ONLY)

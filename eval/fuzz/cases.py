@@ -283,7 +283,6 @@ def prefill_cases(draw: st.DrawFn, elements: int) -> Case:
     return Case(
         op="prefill",
         requests=rows,
-        next_n=1,
         width=width,
         k=k,
         **_layout(draw),
@@ -337,7 +336,6 @@ def sampling_cases(draw: st.DrawFn, elements: int) -> Case:
     return Case(
         op="sampling",
         requests=_size(draw, 1, max(1, min(elements // width, 300))),
-        next_n=1,
         width=width,
         k=_size(draw, 1, 2048),
         **_layout(draw),

@@ -182,9 +182,7 @@ def inspect(library: Path = LIBRARY) -> list[KernelUse]:
     shown = _demangle({function["name"] for _, function, _ in found})
     uses = []
     for arch, function, size in found:
-        registers, stack, local, shared = (
-            int(function[n]) for n in ("registers", "stack", "local", "shared")
-        )
+        registers, stack, local, shared = map(int, function.group("registers", "stack", "local", "shared"))
         uses.append(KernelUse(shown[function["name"]], arch, registers, stack, local, shared, size))
     order = {arch: place for place, arch in enumerate(ARCHITECTURES)}
     return sorted(uses, key=lambda use: (use.kernel, order.get(use.arch, len(order))))

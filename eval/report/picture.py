@@ -49,7 +49,7 @@ def draw(data: Mapping[str, Any], out: Path, digest: str) -> None:
     names = versions(run["baselines"] for run in data["runs"])
     panels = [_lines(index, batch, names) for batch in BATCHES]
     columns = [f"{batch} row{'s' if batch > 1 else ''} per launch" for batch in BATCHES]
-    _draw({"time (µs)": panels}, columns, "scores in a row", _title(data), out, digest)
+    _draw({"time (µs)": panels}, columns, "scores in a row", _title(data, index), out, digest)
 
 
 def draw_slices(figures: Mapping[str, Any], out: Path, digest: str) -> None:
@@ -126,20 +126,17 @@ def _draw(
     figure.savefig(out, dpi=150, metadata={KEY: digest})
 
 
-def _title(data: Mapping[str, Any]) -> str:
+def _title(data: Mapping[str, Any], index: Index) -> str:
     """What was measured where, of the runs alone whose results are drawn."""
-    cells = {
-        key: cell
-        for key, cell in data["cells"].items()
-        if cell["group"] == "main" and cell["batch"] in BATCHES
-    }
-    used = sorted({result.get("run", 0) for result in data["results"] if result["cell"] in cells})
+    cells = [cell for cell in index.group("main") if cell["batch"] in BATCHES]
+    drawn = {cell["key"] for cell in cells}
+    used = sorted({result.get("run", 0) for result in data["results"] if result["cell"] in drawn})
     machines = [data["runs"][run]["machine"] for run in used]
     device, torch, commits = (
         ", ".join(dict.fromkeys(machine[name] for machine in machines))
         for name in ("device", "torch", "commit")
     )
-    dtypes, ks = (", ".join(sorted({str(cell[name]) for cell in cells.values()})) for name in ("dtype", "k"))
+    dtypes, ks = (", ".join(sorted({str(cell[name]) for cell in cells})) for name in ("dtype", "k"))
     return f"top-k of {dtypes} rows, k = {ks}: {device}, torch {torch}, commit {commits}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import subprocess
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eval.common.machine import output_of
 from eval.common.paths import ROOT
 
 GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
@@ -113,9 +113,8 @@ def changed_since(commit: str) -> bool:
 
 def has_history() -> bool:
     """Whether Git knows every commit before this one."""
-    command = ["git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode == 0 and done.stdout.strip() == "false" and _git("rev-parse", "HEAD") == 0
+    shallow = output_of("git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository")
+    return shallow == "false" and _git("rev-parse", "HEAD") == 0
 
 
 def unknown_commits(text: str) -> list[str]:
@@ -162,8 +161,3 @@ def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) 
         if of:
             said.append(f"The kernels {what} {'; '.join(of) if name_files else ', '.join(sorted(commits))}.")
     return " ".join(said)
-
-
-def digest_of(data: bytes) -> str:
-    """SHA-256 of what a picture is drawn from."""
-    return hashlib.sha256(data).hexdigest()

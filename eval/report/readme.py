@@ -14,6 +14,7 @@ names a commit which this history does not have.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import statistics
@@ -46,7 +47,6 @@ from eval.report.provenance import (
     RefusedError,
     Results,
     device_of,
-    digest_of,
     older_kernels,
     refuse_if,
     source_of,
@@ -81,11 +81,8 @@ MOST_NAMED = 3
 """Cells that a sentence names before it counts the others."""
 OWN_PREFILL_COLUMNS = {PREFILL: "this package", PREFILL_ROUNDS: "radix rounds", NO_HINT: "decode op"}
 PREFILL_PEERS = {
-    "torch": "torch",
-    "trtllm_prefill": "trtllm",
-    "vllm_prefill": "vllm",
-    "flashinfer_ragged": "flashinfer_ragged",
-    "flashinfer_deterministic": "flashinfer_deterministic",
+    impl: impl.removesuffix("_prefill")
+    for impl in ("torch", "trtllm_prefill", "vllm_prefill", "flashinfer_ragged", "flashinfer_deterministic")
 }
 """Other projects' operators for prefill, and the implementations whose names they have."""
 MASK_NAMES = {
@@ -582,13 +579,14 @@ def pictures(check: bool) -> str:
     if slices is not None:
         drawings["slices.png"] = (SLICES, repr(slices).encode(), draw_slices, slices)
     for name, (source, data, drawing, figures) in drawings.items():
-        if digest_in(PICTURES / name) == digest_of(data):
+        digest = hashlib.sha256(data).hexdigest()
+        if digest_in(PICTURES / name) == digest:
             continue
         if check:
             return f"{name}: it was not drawn from {source} as it is; run python -m eval readme"
         if importlib.util.find_spec("matplotlib") is None:
             return f"{name}: wanted the package matplotlib to draw it, got none: pip install -e '.[eval]'"
-        drawing(figures, PICTURES / name, digest_of(data))
+        drawing(figures, PICTURES / name, digest)
         print(f"drawn: {PICTURES / name}")
     return ""
 

@@ -50,10 +50,7 @@ class Bench(Campaign):
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(folder, monkeypatch)
-        self.write_tool(FAKE)
-
-    def write_tool(self, body: str, hook: str = HOOK_LINE) -> None:
-        write_program(self.programs, "trtllm-eval", body.format(state=str(self.state), hook=hook))
+        write_program(self.programs, "trtllm-eval", FAKE.format(state=str(self.state), hook=HOOK_LINE))
 
     def scores(self, **tasks: tuple[list[float | None], list[float | None]]) -> None:
         data = {task: {"off": off, "on": on} for task, (off, on) in tasks.items()}

@@ -13,13 +13,8 @@ from eval.bench.kernel_timing import Chain
 from gvr_topk.evaluation.oracle import sorted_topk
 
 
-def chain_of_one(batch: int = 2, n: int = 300, k: int = 16) -> Chain:
-    lengths = torch.full((batch,), n, dtype=torch.int32)
-    return Chain(torch.randn(1, batch, n), lengths, k, lead=0)
-
-
 def test_every_way_to_call_selects_the_same() -> None:
-    chain = chain_of_one()
+    chain = Chain(torch.randn(1, 2, 300), torch.full((2,), 300, dtype=torch.int32), 16, lead=0)
     calls = host.our_calls(chain)
     assert list(calls) == ["hinted", "bare", "every_output", "dispatcher", "zero_"]
     chosen = [calls[name]() for name in ("hinted", "bare", "every_output")]

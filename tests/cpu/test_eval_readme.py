@@ -20,10 +20,6 @@ from eval.report import provenance, readme
 from gvr_topk.evaluation.synthetic import LayerGenerator
 
 
-def of_another_gpu(run: dict[str, Any]) -> dict[str, Any]:
-    return run | {"machine": run["machine"] | {"device": "another"}}
-
-
 class TestReadmeTable:
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -92,7 +88,7 @@ class TestReadmeTable:
             ("bench", lambda data: data.update(format="gvr_topk.bench_kernels/1"), "format"),
             (
                 "bench",
-                lambda data: data["runs"].append(of_another_gpu(data["runs"][0])),
+                lambda data: data["runs"].append(data["runs"][0] | {"machine": {"device": "another"}}),
                 "runs on one kind of",
             ),
             ("bench", lambda data: data["results"][0].update(exact=False), "exact results"),

@@ -8,7 +8,6 @@ import os
 import runpy
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_packaging import run as run_elsewhere
@@ -49,16 +48,10 @@ assert all(hasattr(torch.ops.gvr_topk, f"indexer_topk_{phase}") for phase in ("d
 """
 
 
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("make_hf_kernel", ROOT / "packaging" / "make_hf_kernel.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = load_script()
+SPEC = importlib.util.spec_from_file_location("make_hf_kernel", ROOT / "packaging" / "make_hf_kernel.py")
+assert SPEC is not None and SPEC.loader is not None
+SCRIPT = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(SCRIPT)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from sampler_setup import fail
 from torch import Tensor
 from torch.distributed import distributed_c10d
-from vllm_engine import CHUNK, Request, Runner, fake_vllm
+from vllm_engine import CHUNK, Runner, fake_vllm
 from vllm_lines import LINE, logged
 
 from gvr_topk import indexer_topk_decode
@@ -82,7 +82,8 @@ def served(options: dict[str, Any]) -> dict[str, Any]:
                 step = runner.step(decode, beside, pads)
             ends = [each.length - drafts + row for each in decode for row in range(1 + drafts)]
             ends += [0] * (len(step.lengths) - len(ends))
-            for each, rows in ((step, ends), (step.prompts, ends_of(beside))):
+            of_prompts = [each.length - CHUNK + 1 + row for each in beside for row in range(CHUNK)]
+            for each, rows in ((step, ends), (step.prompts, of_prompts)):
                 if each is not None:
                     first = 0 if each is step else len(ends)
                     chosen += each.chosen.values()
@@ -91,10 +92,6 @@ def served(options: dict[str, Any]) -> dict[str, Any]:
         counts = plugin.counters().calls
         integration.unregister()
     return {"chosen": chosen, "whole": whole, "lengths": lengths, "calls": counts, "log": lines}
-
-
-def ends_of(prompts: Sequence[Request]) -> list[int]:
-    return [each.length - CHUNK + 1 + row for each in prompts for row in range(CHUNK)]
 
 
 def in_processes(world: int, folder: Path, **options: Any) -> list[dict[str, Any]]:

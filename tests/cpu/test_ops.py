@@ -12,7 +12,7 @@ from rows import ROWS, WIDTH, int32, scores
 from torch import Tensor
 
 import gvr_topk
-from gvr_topk import TopkState, ops
+from gvr_topk import TopkState
 from gvr_topk.arguments import DecodeArguments
 from gvr_topk.constants import (
     MAX_WIDTH,
@@ -293,15 +293,6 @@ def test_statistics_without_a_state() -> None:
     gvr_topk.indexer_topk_decode(scores(2), int32(K + 1, K), K, stats=stats)
     assert stats[:, StatsColumn.REASON].tolist() == [HintReason.NO_STATE] * 2
     assert stats[:, StatsColumn.HITS].tolist() == [-1, -1]
-
-
-# ---------------------------------------------------------------- measuring arguments
-
-
-def test_launch_takes_what_only_measurements_need() -> None:
-    arguments = measured({"ctas_per_row": 4, "flags": 0})
-    ops.launch(arguments)
-    assert torch.equal(arguments.out, expected())
 
 
 # ---------------------------------------------------------------- page table

@@ -50,15 +50,11 @@ def result() -> ReplayResult:
     return replay(Rows("normal", normal), ON, paper=True)
 
 
-def text_of(result: ReplayResult, width: int = 100, build: Any = report.build_table) -> str:
-    console = Console(width=width, file=io.StringIO())
+def text_of(result: ReplayResult, build: Any = report.build_table) -> str:
+    console = Console(width=100, file=io.StringIO())
     with console.capture() as capture:
         console.print(build(result))
     return capture.get()
-
-
-def paper_of(result: ReplayResult, width: int = 100) -> str:
-    return text_of(result, width, report.build_paper_table)
 
 
 def row_of(text: str, label: str) -> list[str]:
@@ -112,7 +108,7 @@ def test_a_gpu_reports_what_its_kernels_counted(result: ReplayResult) -> None:
 
 
 def test_paper_table_has_the_replays_figures(result: ReplayResult) -> None:
-    text = paper_of(result)
+    text = text_of(result, report.build_paper_table)
     assert row_of(text, "steps")[0] == "3"
     for label, figure in (("hit ratio", "hit_ratio_mean"), ("within 5 snaps", "snap_within_5")):
         summaries = [report.summarize(result.hinted(index)) for index in range(4)]

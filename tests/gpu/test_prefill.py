@@ -50,14 +50,10 @@ def assert_exact(
 # ---------------------------------------------------------------- windows
 
 
-def lengths_about(k: int) -> list[int]:
-    return [0, 1, k - 1, k, k + 1, 2 * k, 4095, 4096, 4097, 8192, 32_768, 131_072, 300_000]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k", EVERY_K)
 def test_windows_of_all_lengths(k: int, dtype: torch.dtype) -> None:
-    lengths = int32(*lengths_about(k)).repeat(2)
+    lengths = int32(0, 1, k - 1, k, k + 1, 2 * k, 4095, 4096, 4097, 8192, 32_768, 131_072, 300_000).repeat(2)
     rows, width = len(lengths), 300_040
     logits = place(rows_of_requests(rows, width, seed=k).to(dtype), pad=3)
     starts = torch.minimum(integers(0, width, rows, seed=k), width - lengths)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +11,6 @@ from tests.gpu.test_sampling import INF, NAN, ROWS, drawn, hard_rows
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 WIDTHS = (1, 7, pytest.param(1000, marks=pytest.mark.sanitizer), 32_000, 50_257, 128_256)
-Layout = Callable[[Tensor], Tensor]
 
 
 def strided(logits: Tensor, pad: int, shift: int) -> Tensor:

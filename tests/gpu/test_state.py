@@ -133,12 +133,6 @@ def shared_slots(requests: int, next_n: int, how: str) -> Tensor:
     return row_slot.to(torch.int32).repeat_interleave(next_n).to("cuda")
 
 
-def named_last(row_slot: Tensor, next_n: int) -> dict[int, int]:
-    """The last row of the last request that names each slot."""
-    slots = row_slot[next_n - 1 :: next_n].tolist()
-    return {slot: next_n * request + next_n - 1 for request, slot in enumerate(slots) if slot >= 0}
-
-
 @pytest.mark.parametrize("how", ["one slot", "two in turns", "by chance"])
 @pytest.mark.parametrize("next_n", [1, 2])
 @pytest.mark.parametrize("path", PATHS)
@@ -153,7 +147,9 @@ def test_of_requests_that_name_one_slot_the_last_one_leaves_its_state(
     lengths = torch.full((requests,), width, dtype=torch.int32, device="cuda")
     lengths[::5] = K // 2  # short rows, which leave their positions and no words
     row_slot = shared_slots(requests, next_n, how)
-    last = named_last(row_slot, next_n)
+    slots = row_slot[next_n - 1 :: next_n].tolist()
+    # The last row of the last request that names each slot.
+    last = {slot: next_n * request + next_n - 1 for request, slot in enumerate(slots) if slot >= 0}
     alone = torch.full_like(row_slot, -1)
     for slot, row in last.items():
         alone[row - next_n + 1 : row + 1] = slot
