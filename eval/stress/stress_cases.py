@@ -156,7 +156,7 @@ _REWRITTEN = (
     Configuration("paper_gvr", 70690, 3, path="paper_gvr", chains=1),
 )
 
-REWRITTEN_TENSORS = ("indices", "state", "seq_lens", "row_slot", "logits", "carry", "parameters")
+REWRITTEN_TENSORS = ("indices", "state", "seq_lens", "carry", "row_slot", "logits", "parameters")
 """Tensors that another stream may rewrite during a launch."""
 GUESSES = ("indices", "state")
 """The rewritten tensors that only say where to look first; no result may depend on them."""
