@@ -158,7 +158,7 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
     command = [sys.executable, "-m", "eval.engines.vllm_engine", str(given), str(result)]
     variables = VARIABLES | ({"GVR_TOPK_DISABLE": "1"} if spec.mode == STOCK else {})
     variables |= {"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": str(spec.logits_mb)}
-    variables |= {ENABLE_SLICES: "" if spec.slices else "0"}  # the default, unless whole rows are on trial
+    variables |= {ENABLE_SLICES: "1"} if spec.slices and spec.mode != STOCK else {}
     variables |= {ENABLE_DCP: "1"} if spec.dcp and spec.mode != STOCK else {}
     variables |= {ENABLE_SAMPLER: "" if spec.samples else "0"}  # the default, unless top-k is on trial alone
     variables |= (SEVERAL_GPUS if spec.in_workers else {}) | ({} if spec.split_k else NO_SPLIT_K)

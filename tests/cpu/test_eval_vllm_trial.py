@@ -331,7 +331,7 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
     command = ["vllm-trial", "--out", str(out), "--work", str(tmp_path / "w"), "--drafts", "1"]
     command += ["--graphs", "full", "--parts", "cases", "--slices", "--logits-mb", "96"]
     assert main(command) == code
-    assert seen == [(STOCK, "1", "", "96"), (OURS, None, "", "96"), (COMPARE, None, "", "96")]
+    assert seen == [(STOCK, "1", None, "96"), (OURS, None, "1", "96"), (COMPARE, None, "1", "96")]
     report = json.loads(out.read_text())
     assert report["format"] == "gvr_topk.vllm_trial/2" and report["machine"]["commit"]
     assert report["setup"]["shapes"] == V32 and "DeepSeek-V3.2's shapes" in report["what"]

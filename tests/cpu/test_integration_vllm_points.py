@@ -60,11 +60,11 @@ POINTS = [
     ),
     Point(
         (known.INDEXER_MODULE,), "fp8_fp4_mqa_logits", "scores of prompts stay",
-        "fp8_fp4_mqa_logits", f"ok: wrapped, unless {SLICES}=0", ", and scores of long prompts", SLICES,
+        "fp8_fp4_mqa_logits", f"ok: with {SLICES}=1 wrapped", ", and scores of long prompts", SLICES,
     ),
     Point(
         (BUILDER,), "_split_indexer_prefill_chunks", "chunks of prompts stay",
-        known.SPLIT.name, f"ok: wrapped, unless {SLICES}=0", ", and scores of long prompts", SLICES,
+        known.SPLIT.name, f"ok: with {SLICES}=1 wrapped", ", and scores of long prompts", SLICES,
     ),
     Point(
         tuple(known.SAMPLER_MODULES), "compute_topk_scores", "log-probabilities stay",
@@ -93,8 +93,7 @@ def point(request: pytest.FixtureRequest) -> Point:
 @pytest.fixture(autouse=True)
 def switched_on(point: Point, log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With the switch of the point on alone."""
-    for switch in (SAMPLER, SLICES):
-        monkeypatch.setenv(switch, "0")
+    monkeypatch.setenv(SAMPLER, "0")
     if point.variable:
         monkeypatch.setenv(point.variable, "1")
     monkeypatch.setattr(plugin, "_entry_points", lambda: ["there"])
@@ -116,7 +115,7 @@ def test_which_are_on_by_default(point: Point, monkeypatch: pytest.MonkeyPatch, 
     if point.variable:
         monkeypatch.setenv(point.variable, value)
     integration.register()
-    on = not point.variable or (value == "" and point.variable != DCP)
+    on = not point.variable or (value == "" and point.variable == SAMPLER)
     assert point.wrapped() == on
     assert dict(integration.describe())["would happen"] == WHERE + point.happens * on
 

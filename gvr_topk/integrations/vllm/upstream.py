@@ -95,14 +95,14 @@ SPLIT = PatchPoint(
         *("compressed_seq_lens_cpu", "prefill_query_lens_cpu", "workspace_size", "max_logits_bytes"),
         "request_offset",
     ),
-    f"wrapped, unless {ENABLE_SLICES}=0: chunks of long prompts have more rows",
+    f"with {ENABLE_SLICES}=1 wrapped: chunks of long prompts have more rows",
 )
 SCORES = PatchPoint(
     "fp8_fp4_mqa_logits",
     "function",
     "vllm.utils.deep_gemm",
     ("q", "kv", "weights", "cu_seqlen_ks", "cu_seqlen_ke", "max_seqlen_k"),
-    f"wrapped, unless {ENABLE_SLICES}=0, where {INDEXER_MODULE} calls it: scores those chunks in slices",
+    f"with {ENABLE_SLICES}=1 wrapped where {INDEXER_MODULE} calls it: scores those chunks in slices",
 )
 MERGE = PatchPoint(
     "_merge_dcp_topk_global",
