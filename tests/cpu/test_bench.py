@@ -144,7 +144,6 @@ class TestPrefillRun:
     def test_every_launch_of_slices_begins_where_it_should(
         self, name: str, calls: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Behind empty carries, or those that the slices before have left."""
         run, columns = self.run(), []
         real = our_kernels.launch_op
 

@@ -35,7 +35,6 @@ PREFILL = cases.Configuration(
 SLICES = replace(PREFILL, name="slices", stats=False, slices=3)
 PLAIN = cases.Configuration("plain", 500, 2, k=30, dtype="bf16", aligned=False, chains=1)
 
-
 SAMPLE = cases.Configuration(
     "sample", 600, 8, k=40, indices=False, row_slot=True, counts=True, aligned=False, chains=2, op="sample"
 )

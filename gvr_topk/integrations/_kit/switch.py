@@ -1,7 +1,4 @@
-"""The fallback rule of all engines: after an error, calls of that kind are the engine's for good.
-
-The one exception is vLLM's merge of ranks, whose error ends the engine (`gvr_topk.integrations.vllm.dcp`).
-"""
+"""After an error calls of that kind are the engine's for good; one of vLLM's merge of ranks ends it."""
 
 from __future__ import annotations
 
