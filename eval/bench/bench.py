@@ -284,7 +284,7 @@ def repeatability(found: Sequence[Implementation], device: str = "cuda") -> dict
     sets: dict[str, int | str] = {}
     for implementation in found:
         if oracles.BLOCKS_GROUP in MEASURED[implementation.name] or implementation.name == LAST_SLICE:
-            continue  # Their results are another shape's, or of what a launch before has left.
+            continue  # Their results have another shape, or depend on what a launch before has left.
         try:
             prepared = implementation.prepare(chain)
             seen = set()

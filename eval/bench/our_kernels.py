@@ -148,7 +148,7 @@ def prepare_prefill(chain: Chain, path: str) -> Prepared:
 
 
 SLICES = 8
-"""Slices of equal width that the columns of a chunk come in."""
+"""Number of slices of equal width that the columns of a chunk come in."""
 
 
 def prepare_slices(chain: Chain, last_alone: bool = False) -> Prepared:

@@ -157,7 +157,8 @@ _REWRITTEN = (
 )
 
 REWRITTEN_TENSORS = ("indices", "state", "seq_lens", "carry", "row_slot", "logits", "parameters")
-"""Tensors that another stream may rewrite during a launch."""
+"""Tensors that another stream may rewrite during a launch. In a chaos build modes take turns over these, so that
+a carry is rewritten under no delay: under random ones no launch of its slices ends in time."""
 GUESSES = ("indices", "state")
 """The rewritten tensors that only say where to look first; no result may depend on them."""
 
@@ -347,7 +348,7 @@ def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int]
         return torch.cat([chosen(words.flatten().tolist(), torch.int32), draw.any_int32(16, *shape)])
     if tensor == "seq_lens":
         return chosen(seq_len_values(configuration), torch.int32)
-    if tensor == "carry":  # numbers of pairs in words whose other halves are keys, and any words
+    if tensor == "carry":  # halves that are numbers of pairs, wrong ones too, and any halves
         counts = [0, 1, configuration.k - 1, configuration.k, configuration.k + 1, INT32.min, -1, INT32.max]
         return torch.cat([chosen(counts, torch.int32, 2), draw.any_int32(2, *shape)])
     if tensor == "row_slot":

@@ -132,7 +132,7 @@ def test_every_check_that_needs_a_gpu_has_a_wrong_call_there(source: str) -> Non
     expected = [found.replace("\\", "") for text in tests for found in words.findall(text)]
     patterns = checks_of(ROOT / "cpp" / "torch" / source)
     assert patterns
-    # No GPU that the library has code for is told otherwise, and a cluster of two runs wherever a test does.
+    # Two cannot be provoked: a GPU without code, and one on which not even clusters of two run.
     elsewhere = ("holds\\ code\\ for", "can\\ run\\ clusters\\ of")
     missing = [pattern for pattern in patterns if not any(re.search(pattern, text) for text in expected)]
     assert missing == [pattern for pattern in patterns if any(text in pattern for text in elsewhere)]

@@ -67,7 +67,7 @@ def test_the_kth_score_grows_from_slice_to_slice(growth: float) -> None:
 def test_nan_in_a_slice_that_is_sampled_and_fits_the_list(
     width: int, share: float, dtype: torch.dtype
 ) -> None:
-    """A sample then says that NaN alone is selected, above which there is no key to look at."""
+    """A sample's key is then just below that of NaN; in 16 bits it is NaN's own, and none lies above."""
     logits = rows_of_requests(100, 2 * width).to(dtype)
     logits[torch.rand(logits.shape, device="cuda", generator=draw(3)) < share] = torch.nan
     starts, ends = integers(0, 1, 100, seed=1), integers(width, 2 * width, 100, seed=2)
@@ -98,7 +98,7 @@ def test_any_content_is_safe(k: int) -> None:
             carry.words[:, 0] = k | (carry.words[:, 0] & ~0xFFFFFFFF)
         run_slices(logits, starts, ends, k, [0, 5000, width], carry=carry)
         check_carry(buffer)
-    others = rows_of_requests(rows, 5000, seed=9)  # rows that never end
+    others = rows_of_requests(rows, 5000, seed=9)  # rows whose last slice never comes
     indexer_topk_prefill(others, ends - ends, ends, k, carry=carry)
     run_slices(logits, starts, ends, k, [0, 5000, width], carry=carry)
     check_carry(buffer)

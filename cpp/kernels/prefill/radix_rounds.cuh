@@ -68,9 +68,8 @@ struct KthKey {
   GVR_DEVICE static KthKey none() { return KthKey{kAbsentKey, 0}; }
 };
 
-// Finds the k-th key of at least k keys, where `range` begins at or below it. for_each(visit) calls
-// visit(key) for this thread's share of them. If the key lies above the range, no thread finds anything, and
-// `smem.hits[0].count` is 0.
+// Finds the k-th key of at least k keys if it lies in `range`. for_each(visit) calls visit(key) for this
+// thread's share of them. If it lies above or below, `smem.hits[0].count` is 0, and the result says nothing.
 template <typename T, typename Shared, typename ForEach>
 GVR_DEVICE KthKey find_kth(Shared& smem, int k, KeyRange range, int& rounds, ForEach for_each) {
   const uint32_t rank = static_cast<uint32_t>(k);

@@ -11,8 +11,8 @@ namespace gvr_topk::prefill_slice {
 using prefill::EarlierItems;
 using prefill::KthKey;
 
-// Pairs of a carry, as many as a block holds. Each warp has consecutive ones, 32 at a time. Absent pairs have
-// a key below every score's.
+// Pairs of a carry, as many as a block's registers hold. Each warp has consecutive ones, 32 at a time. Absent
+// pairs have a key below every score's.
 struct CarriedPairs {
   static constexpr int kOfThread = 8, kOfBlock = kOfThread * kBlockThreads;
   static_assert(kOfBlock >= kPrefillMaxK);
@@ -104,8 +104,8 @@ GVR_DEVICE EarlierItems put_selected(const SliceParams& p, SliceShared& smem, in
   return before;
 }
 
-// Puts the selected pairs of the carry, in their order. Pairs move towards the front, so those of later parts
-// stay where they are meanwhile. Returns what all pairs are.
+// Puts the selected pairs of the carry, in their order. Pairs move towards the front: those of a part are in
+// registers before one is written, and later parts stay where they are. Returns what all pairs are.
 static __device__ __noinline__ EarlierItems put_carried(const SliceParams& p, int turn, KthKey kth) {
   SliceShared& smem = shared_memory();
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -131,8 +131,8 @@ static __device__ __noinline__ void finish(const SliceParams& p, int turn, int c
   CarryRow(p, slice).word[0] = p.ends ? 0 : uint64_t{key} << 32 | static_cast<uint32_t>(count);
 }
 
-// Finds the k-th key of at least k keys. It is expected to lie close above `least`, so two rounds look there
-// first.
+// Finds the k-th key of at least k keys. It is expected close above `least`, the k-th of a full carry or a
+// sample's, so two rounds look there first, and rounds among all keys if it is not there.
 template <typename T, typename ForEach>
 GVR_DEVICE KthKey find_kth(SliceShared& smem, int k, uint32_t least, ForEach for_each) {
   constexpr uint32_t kMost = kMaxKey >> kInvariantBits<T>;

@@ -1,4 +1,4 @@
-"""After an error calls of that kind are the engine's for good; one of vLLM's merge of ranks ends it."""
+"""After an error the engine serves all calls of that kind; in vLLM's merge of ranks an error ends it."""
 
 from __future__ import annotations
 
