@@ -157,8 +157,8 @@ _REWRITTEN = (
 )
 
 REWRITTEN_TENSORS = ("indices", "state", "seq_lens", "carry", "row_slot", "logits", "parameters")
-"""Tensors that another stream may rewrite during a launch. In a chaos build modes take turns over these, so that
-a carry is rewritten under no delay: under random ones no launch of its slices ends in time."""
+"""Tensors that another stream may rewrite during a launch. In a chaos build modes take turns over these; a
+carry is rewritten under no delay, because under random ones no launch of its slices ends in time."""
 GUESSES = ("indices", "state")
 """The rewritten tensors that only say where to look first; no result may depend on them."""
 
