@@ -9,6 +9,7 @@ import torch
 from oracle import call, full_lengths, wrong_rows
 
 import gvr_topk
+from gvr_topk.arguments import DECODE
 from gvr_topk.constants import STATE_FLOATS
 from gvr_topk.ops import launch
 from tests.wrong_calls import CASES, OPS, VALID, Case, arguments, floats, valid_call, zeros
@@ -51,7 +52,8 @@ def test_every_tensor_is_on_the_device_of_the_scores(op: str, name: str) -> None
 
 
 def test_scores_on_the_cpu_beside_results_on_the_gpu() -> None:
-    with pytest.raises(ValueError, match=r"logits: wanted a CUDA tensor, got one on another device$"):
+    refused = "logits: wanted a CUDA tensor, got one on another device"
+    with pytest.raises(ValueError, match=f"^{re.escape(DECODE.op)}: {refused}$"):
         launch(arguments("cpu", {"out": zeros("cuda", 2, 8)}))
 
 

@@ -48,9 +48,6 @@ def test_narrow_slices(step: int, k: int, dtype: torch.dtype) -> None:
     assert_exact(logits, starts, ends, k, [*range(0, width, step), width])
 
 
-# ---------------------------------------------------------------- execution
-
-
 @pytest.mark.parametrize("growth", [30.0, 1e4])
 def test_the_kth_score_grows_from_slice_to_slice(growth: float) -> None:
     logits = 1e-6 * rows_of_requests(300, 40_000).abs()
@@ -76,6 +73,9 @@ def test_nan_in_a_slice_that_is_sampled_and_fits_the_list(
         assert_exact(logits[:, :width], starts, ends, k, [0, width])
 
 
+# ---------------------------------------------------------------- execution
+
+
 def test_a_carry_of_more_rows_serves_fewer_and_is_empty_behind() -> None:
     carry = PrefillCarry(500, 1024, "cuda")
     for rows in (500, 3, 256):
@@ -99,7 +99,7 @@ def test_any_content_is_safe(k: int) -> None:
         run_slices(logits, starts, ends, k, [0, 5000, width], carry=carry)
         check_carry(buffer)
     others = rows_of_requests(rows, 5000, seed=9)  # rows whose last slice never comes
-    indexer_topk_prefill(others, ends - ends, ends, k, carry=carry)
+    indexer_topk_prefill(others, torch.zeros_like(ends), ends, k, carry=carry)
     run_slices(logits, starts, ends, k, [0, 5000, width], carry=carry)
     check_carry(buffer)
     assert_exact(logits, starts, ends, k, [0, 5000, width], carry=carry)
