@@ -284,11 +284,12 @@ class Workload:
             state.view(self._initial).fill_(unknown)
         for launch in range(self.launches):
             self._expect(launch)
+        for block in carries:
+            block.view(self._initial).zero_()  # empty rows
         self.words = self._initial.clone()
         self._carries = [PrefillCarry(1, c.k, self.device) for _ in carries]
         for carry, block in zip(self._carries, carries, strict=True):
             carry.words = block.view(self.words).view(torch.int64).view(c.rows, c.k + 1)
-            block.view(self._initial).zero_()
         self._make_masks()
 
     def _expect(self, launch: int) -> None:
@@ -413,7 +414,8 @@ class Workload:
         if c.is_prefill:
             tables |= {"row_request": self.row_slot, "offsets": self.offsets}
             carry = self._carries[chain] if c.slices else None
-            bounds = [c.width * i // (c.slices or 1) for i in range((c.slices or 1) + 1)]
+            slices = c.slices or 1
+            bounds = [c.width * number // slices for number in range(slices + 1)]
             for begin, end in itertools.pairwise(bounds):
                 gvr_topk.indexer_topk_prefill(
                     logits[:, begin:end],
