@@ -278,6 +278,11 @@ def _vllm_choice(chain: Chain) -> int:
     return int(chain.batch > VLLM_COOPERATIVE_ROWS)
 
 
+def _vllm_arguments(chain: Chain, row: Tensor, lengths: Tensor, out: Tensor) -> tuple[Any, ...]:
+    workspace = _zeros(VLLM_WORKSPACE_BYTES, row.device)
+    return row, lengths, out, workspace, chain.k, row.shape[1]
+
+
 def _bytes(size: int, like: Tensor) -> Tensor:
     return torch.zeros(size, dtype=torch.uint8, device=like.device)
 
@@ -410,11 +415,7 @@ LOADED: dict[str, tuple[str, Refuse, Callable[[Path], Prepare]]] = {
     ),
     "vllm": (
         *("vLLM 0.33.0: cooperative_topk, persistent_topk above 64 rows", _vllm_shapes),
-        _operator(
-            *(VLLM_LIBRARY, "_C::cooperative_topk _C::persistent_topk"),
-            lambda c, row, n, out: (row, n, out, _zeros(VLLM_WORKSPACE_BYTES, row.device), c.k, row.shape[1]),
-            _vllm_choice,
-        ),
+        _operator(VLLM_LIBRARY, "_C::cooperative_topk _C::persistent_topk", _vllm_arguments, _vllm_choice),
     ),
     "flashinfer": ("FlashInfer 0.7.2 top_k, as in a captured graph", ANY, _flashinfer),
     "flashinfer_ragged": ("FlashInfer 0.7.2 top_k_ragged_transform", ANY, _flashinfer_ragged),
