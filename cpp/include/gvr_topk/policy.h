@@ -320,8 +320,9 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   plan.family = choose_family(in, plan.ctas_per_row, per_thread);
   plan.values_per_thread = choose_values_per_thread(plan.family, per_thread);
   // In a streaming cluster of few CTAs, few CTAs share the list, and the candidate buffer needs the memory
-  // more.
+  // more. In the paper's kernel, which hardly ever lists keys, the cache does.
   plan.list_capacity = plan.family != Family::kStreaming ? kLongList : plan.ctas_per_row <= 4 ? 8192 : 11264;
+  if (plan.family == Family::kPaperGvr) plan.list_capacity = 4096;
   plan.ring_depth = kRingDepth;
   plan.staged = static_cast<int32_t>(in.k < in.width ? in.k : in.width);
   if (is_small_arch(in.arch)) {

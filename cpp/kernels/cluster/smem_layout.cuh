@@ -115,8 +115,8 @@ inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
 }
 static_assert(kMaxBufferChunks * kChunkBytes >= (2 * kMaxProbes - 1) * kThreads * sizeof(uint4) &&
               kMaxBufferChunks >= (kStreamingMaxK + kWideInterval) / kChunk + kWarps);
-static_assert(fits(90, kMaxWidth, 1, kStreamingMaxK) && fits(90, kMaxWidth, 1, kMaxWidth));
-static_assert(fits(90, kMaxWidth / 4, 1, kStreamingMaxK));
+static_assert(fits(90, kMaxWidth, 1, kStreamingMaxK) && fits(90, kMaxWidth, 1, kMaxWidth) &&
+              fits(90, kMaxWidth / 4, 1, kStreamingMaxK));
 static_assert(fits(90, kMaxWidth / 8, 4, kStreamingMaxK) && fits(90, kMaxWidth, 16, kStreamingMaxK));
 static_assert(fits(90, kMaxWidth / 8, 16, kStreamingMaxK));  // in registers
 static_assert(fits(120, kMaxElementsPerSmallCta, 1, kStreamingMaxK) && fits(120, kMaxWidth, 8, kMaxWidth));

@@ -6,6 +6,7 @@
 
 #include "core/key.cuh"
 #include "gvr_topk/params.h"
+#include "ptx/warp.cuh"
 
 namespace gvr_topk {
 
@@ -40,9 +41,8 @@ struct RadixBins {
   uint32_t above = 0;
 
   GVR_DEVICE void add(uint32_t key) {
-    const bool inside = range.contains(key);
-    above += key >= range.base && !inside;
-    if (inside) atomicAdd(&hist[range.bin(key, shift)], 1u);
+    ptx::count_if_greater(above, key, range.base + range.length);
+    if (range.contains(key)) atomicAdd(&hist[range.bin(key, shift)], 1u);
   }
 };
 

@@ -13,13 +13,13 @@ namespace gvr_topk {
 // other, so that (CTA, warp, tile, lane, index in the lane) is index order.
 //
 // The first part starts at the 16-byte boundary before the row. The elements between that boundary and the
-// row belong to the same allocation, and are fetched but not visited.
+// row belong to the same allocation, and are fetched but not the row's.
 template <typename T, int kBlockWarps, int kDepth>
 struct PartStream {
   using Ring = TileRing<T, kDepth>;
   static constexpr int kStep = kBlockWarps * kTileElements;  // one tile of every warp
 
-  // Elements of all parts of a row, if every part is as long as the first.
+  // Elements of all parts of one CTA's row, if every part is as long as the first.
   GVR_TOPK_HOST_DEVICE static constexpr int padded(int n) { return (n + kStep - 1) / kStep * kStep; }
 
   Ring ring;
@@ -35,52 +35,63 @@ struct PartStream {
                         int log2_ctas = 0)
       : ring(storage, warp, lane_), lane(lane_) {
     lead = static_cast<int>(reinterpret_cast<uintptr_t>(row.data) / sizeof(T) % kPerVec<T>);
-    const int n = row.n + lead, tiles = padded(n) / kStep;
-    const int part = ((tiles + (1 << log2_ctas) - 1) >> log2_ctas) * kTileElements;
-    begin = min((rank * kBlockWarps + warp) * part, n);
-    length = min(part, n - begin);
+    const int n = row.n + lead, tiles = (n + kTileElements - 1) / kTileElements;
+    const int of_cta = (tiles + (1 << log2_ctas) - 1) >> log2_ctas, first = rank * of_cta;
+    const int part = (of_cta + kBlockWarps - 1) / kBlockWarps, end = min((first + of_cta) * kTileElements, n);
+    begin = min((first + warp * part) * kTileElements, end);
+    length = min(part * kTileElements, end - begin);
     from = row.data - lead + begin + lane * kPerVec<T>;
   }
 
   // Starts the first copies of a pass over the part.
   GVR_DEVICE void start() const {
 #pragma unroll
-    for (int step = 0; step < kDepth; ++step) request(step, step * Ring::kTileBytes);
+    for (int step = 0; step < kDepth; ++step) {
+      request(from + step * kTileElements, length - step * kTileElements, step * Ring::kTileBytes);
+    }
+  }
+
+  // Starts another pass. A part that the ring holds is still there, unless `emit_part` has written over it.
+  GVR_DEVICE void restart() const {
+    if (length > kDepth * kTileElements) start();
   }
 
   // Calls visit(step, slot, bits of this lane's elements that belong to the row) for every tile of a pass
   // that was started. Bits beyond a lane's elements may be set. No copy is under way afterwards.
   template <typename Visit>
   GVR_DEVICE void for_each_tile(Visit visit) const {
+    const T* next = from + kDepth * kTileElements;
+    int before = begin + lane == 0 ? lead : 0;
     uint32_t slot = 0;
 #pragma unroll 1
-    for (int step = 0; step * kTileElements < length; ++step) {
+    for (int step = 0, left = length; left > 0; ++step) {
       ptx::wait_copies<kDepth - 1>();
       ptx::reconverge(zero);  // The tile's copies of all lanes have arrived.
-      const int before = begin + step + lane == 0 ? lead : 0;
-      const int left = length - step * kTileElements - lane * kValuesPerThread;
-      visit(step, slot, ptx::bit_range(before, max(left - before, 0)));
+      visit(step, slot, ptx::bit_range(before, max(left - lane * kValuesPerThread - before, 0)));
       ptx::reconverge(zero);  // All lanes have read the slot.
-      request(step + kDepth, slot);
+      request(next, left - kDepth * kTileElements, slot);
+      next += kTileElements;
+      left -= kTileElements;
+      before = 0;
       slot = Ring::next(slot);
     }
   }
 
-  // Calls visit(key) for each of this lane's elements of the row, in a pass that was started.
+  // Calls visit(key) for each of this lane's elements of the row, in a pass that was started. Elements that
+  // are not the row's are absent keys.
   template <typename Visit>
   GVR_DEVICE void for_each_key(Visit visit) const {
     for_each_tile([&](int, uint32_t slot, uint32_t valid) {
-      ring.for_each_value(slot, [&](int i, float x) {
-        if ((valid >> i & 1) != 0) visit(order_key(x));
-      });
+      ring.for_each_value(slot,
+                          [&](int i, float x) { visit((valid >> i & 1) != 0 ? order_key(x) : kAbsentKey); });
     });
   }
 
  private:
-  // An empty group is committed as well, because a wait counts groups.
-  GVR_DEVICE void request(int step, uint32_t slot) const {
-    const int left = length - step * kTileElements;
-    if (left > 0) ring.fetch(from + step * kTileElements, left, slot);
+  // Fetches a tile from where `left` elements of the part are left. An empty group is committed as well,
+  // because a wait counts groups.
+  GVR_DEVICE void request(const T* tile, int left, uint32_t slot) const {
+    if (left > 0) ring.fetch(tile, left, slot);
     ptx::commit_copies();
   }
 };
@@ -108,12 +119,6 @@ struct IntervalTest {
     }
     above &= valid;
     return bits & valid;
-  }
-
-  template <typename Ring>
-  GVR_DEVICE uint32_t not_below(const Ring& ring, uint32_t slot, uint32_t valid) const {
-    uint32_t unused;  // The compiler removes these bits, which nobody reads.
-    return not_below(ring, slot, valid, unused);
   }
 };
 
@@ -161,12 +166,13 @@ struct OutputCursor {
 template <typename Stream, typename Put>
 GVR_DEVICE void emit_part(const Stream& stream, uint32_t kth, bool takes_all, OutputCursor cursor, Put put) {
   const IntervalTest test(KeyInterval::only(kth));
-  const uint32_t ring = stream.ring.begin_address(stream.lane);
+  const uint32_t ring = stream.ring.read_address - stream.ring.own_offset(stream.lane);
   const int first_tile = stream.begin - stream.lead, first_of_lane = kValuesPerThread * stream.lane;
   stream.for_each_tile([&](int step, uint32_t slot, uint32_t valid) {
     uint32_t selected;
     if (takes_all) {
-      selected = test.not_below(stream.ring, slot, valid);
+      uint32_t unused;  // The compiler removes these bits.
+      selected = test.not_below(stream.ring, slot, valid, unused);
     } else {
       uint32_t ties = test.not_below(stream.ring, slot, valid, selected);
       ties = cursor.ties_left > 0 ? ties & ~selected : 0;

@@ -60,12 +60,13 @@ struct TileRing {
     // The lanes that own the other vectors this lane fetches are 8 lanes apart (16 if there are two vectors),
     // so they have the same swizzle.
     write_address = ring + owner * kLaneBytes + (lane % kVecs * sizeof(uint4) ^ swizzle(owner));
-    read_address = ring + lane * kLaneBytes + swizzle(lane);
+    read_address = ring + own_offset(lane);
     ptx::keep(write_address);
     ptx::keep(read_address);
   }
 
   GVR_DEVICE static uint32_t swizzle(int owner) { return (owner * kVecs >> 3 & (kVecs - 1)) * sizeof(uint4); }
+  GVR_DEVICE static uint32_t own_offset(int lane) { return lane * kLaneBytes + swizzle(lane); }
 
   // The slot that comes behind `slot`; both are byte offsets.
   GVR_DEVICE static uint32_t next(uint32_t slot) {
@@ -120,13 +121,6 @@ struct TileRing {
     return not_below(lo, INFINITY, slot, unused);
   }
 
-  // Returns the bits of this lane's elements that are not at or below `hi`; no element is at or below NaN.
-  GVR_DEVICE uint32_t above(float hi, uint32_t slot) const {
-    uint32_t above;
-    not_below(hi, hi, slot, above);  // The compiler removes the other bits.
-    return above;
-  }
-
   // Calls visit(index, value) for each of this lane's elements in the tile at `slot`.
   template <typename Visit>
   GVR_DEVICE void for_each_value(uint32_t slot, Visit visit) const {
@@ -144,11 +138,6 @@ struct TileRing {
     uint32_t bits = 0;
     for_each_value(slot, [&](int i, float x) { bits |= static_cast<uint32_t>(test(order_key(x))) << i; });
     return bits;
-  }
-
-  // Returns the shared address of the warp's first slot.
-  GVR_DEVICE uint32_t begin_address(int lane) const {
-    return read_address - lane * kLaneBytes - swizzle(lane);
   }
 
   GVR_DEVICE float value(uint32_t slot, int index) const {

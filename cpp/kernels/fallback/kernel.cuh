@@ -9,7 +9,7 @@
 // - verify: the row streams through shared memory, and every element is compared with the interval; elements
 //   above it are counted, and elements inside it are listed; one exchange joins the CTAs;
 // - refine: the exact k-th key is found among the listed ones (cluster/select.cuh);
-// - emit: the row streams once more, and each warp writes its selected positions
+// - emit: the row streams once more, unless the rings hold it, and each warp writes its selected positions
 //   (fallback/two_reads.cuh).
 //
 // An interval that misses is moved once, if its counts allow that. After that radix rounds decide
@@ -63,9 +63,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 
   // Verify, refine and emit.
-  constexpr int kDepth = is_small_arch(kArch) ? 1 : kRingDepth;
   const FallbackState start{FallbackStage::kGuess, interval, interval.source, exchanges, 0, ctx.row.n};
-  if (!agreed || !run_stages(p, traits, job, start_stream<kDepth>(ctx), start)) {
+  if (!agreed || !run_stages(p, traits, job, start)) {
     kStartOver(p, traits, interval.source, exchanges + agreed);
   }
 }

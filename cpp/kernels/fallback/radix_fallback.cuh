@@ -2,7 +2,8 @@
 // `streaming` hands over what its own passes cannot finish, and the kernel of this folder starts over by it.
 //
 // A row is read once to compare it with an interval, once for each radix round, and once to write the
-// selected positions. Nothing of it stays behind between two passes but the listed keys and counts.
+// selected positions; once in all, if the rings hold it. Nothing else of it stays behind between two passes
+// but the listed keys and counts.
 #pragma once
 
 #include "cluster/guess.cuh"
@@ -13,12 +14,12 @@
 namespace gvr_topk::fallback {
 
 // Radix rounds over all elements of the row. The next pass may list keys at once.
-template <typename T, typename Stream>
-GVR_DEVICE KeyInterval radix_select(const RowContext<T>& ctx, const Stream& stream, const KeyInterval& range,
-                                    uint32_t& exchanges, int& rounds) {
+template <typename T>
+GVR_DEVICE KeyInterval radix_select(const RowContext<T>& ctx, const RowStream<T>& stream,
+                                    const KeyInterval& range, uint32_t& exchanges, int& rounds) {
   const KeyInterval interval = gvr_topk::radix_select(ctx, range, exchanges, rounds, [&](RadixBins& bins) {
     stream.for_each_key([&](uint32_t key) { bins.add(key); });
-    stream.start();
+    stream.restart();
   });
   reset_counts(ctx);
   __syncthreads();
@@ -41,10 +42,11 @@ struct FallbackState {
 
 // Runs everything after the first guess, whatever the row holds. Returns false, with nothing written, if the
 // CTAs turn out to have read different lengths or to have guessed different intervals.
-template <typename T, bool kOptions, typename Stream>
+template <typename T, bool kOptions>
 GVR_DEVICE bool run_stages(const TopkParams& p, const LaunchTraits& traits, const RowJob<T, kOptions>& job,
-                           const Stream& stream, const FallbackState& start) {
+                           const FallbackState& start) {
   const RowContext<T>& ctx = job.ctx;
+  const RowStream<T> stream = start_stream(ctx);
   FallbackStage stage = start.stage;
   KeyInterval interval = start.interval, range = KeyInterval::everything();  // where radix rounds start
   CountResult result;
@@ -96,10 +98,8 @@ __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTra
     job.write_short(p, traits);
     return;
   }
-  const RowContext<T>& ctx = job.ctx;
-  restart_counts(ctx);
-  // All CTAs have the same interval and length, so they agree.
-  run_stages(p, traits, job, start_stream<1>(ctx), start);
+  restart_counts(job.ctx);
+  run_stages(p, traits, job, start);  // All CTAs have the same interval and length, so they agree.
 }
 
 // Starts over with radix rounds after some exchanges. CTAs may have read different lengths; the length that

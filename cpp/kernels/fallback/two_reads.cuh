@@ -11,9 +11,9 @@
 
 namespace gvr_topk::fallback {
 
-// Each pass over the row leaves the first tiles of the next pass under way.
-template <typename T, int kDepth>
-using RowStream = PartStream<T, kWarps, kDepth>;
+// A warp's part. Each pass over it starts the next one. Plans have rings of this depth.
+template <typename T>
+using RowStream = PartStream<T, kWarps, is_small_arch(kArch) ? 1 : kRingDepth>;
 
 template <typename T>
 GVR_DEVICE unsigned char* memory_behind_list(const RowContext<T>& ctx) {
@@ -21,26 +21,26 @@ GVR_DEVICE unsigned char* memory_behind_list(const RowContext<T>& ctx) {
 }
 
 // The rings follow the list.
-template <int kDepth, typename T>
-GVR_DEVICE RowStream<T, kDepth> start_stream(const RowContext<T>& ctx) {
-  const RowStream<T, kDepth> stream(ctx.row, memory_behind_list(ctx), ctx.warp, ctx.lane, ctx.rank,
-                                    ctx.log2_ctas);
+template <typename T>
+GVR_DEVICE RowStream<T> start_stream(const RowContext<T>& ctx) {
+  const RowStream<T> stream(ctx.row, memory_behind_list(ctx), ctx.warp, ctx.lane, ctx.rank, ctx.log2_ctas);
   stream.start();
   return stream;
 }
 
 // Behind the rings lies one byte for each key that this CTA can list: the warp whose part holds the element.
-template <typename T, int kDepth>
-GVR_DEVICE uint8_t* owners_of(const RowContext<T>& ctx, const RowStream<T, kDepth>&) {
-  return memory_behind_list(ctx) + kWarps * RowStream<T, kDepth>::Ring::kBytes;
+template <typename T>
+GVR_DEVICE uint8_t* owners_of(const RowContext<T>& ctx) {
+  return memory_behind_list(ctx) + kWarps * RowStream<T>::Ring::kBytes;
 }
 
 // Appends the marked elements of the tile at `slot`, as keys, to this CTA's segment of its list.
-template <typename T, typename Stream>
-GVR_DEVICE void list_keys(const RowContext<T>& ctx, const Stream& stream, uint32_t slot, uint32_t inside) {
+template <typename T>
+GVR_DEVICE void list_keys(const RowContext<T>& ctx, const RowStream<T>& stream, uint32_t slot,
+                          uint32_t inside) {
   if (inside == 0) return;
   uint32_t at = atomicAdd(&ctx.shared->counts.listed, static_cast<uint32_t>(__popc(inside)));
-  uint8_t* const owners = owners_of(ctx, stream);
+  uint8_t* const owners = owners_of(ctx);
 #pragma unroll 1
   for (; inside != 0; inside &= inside - 1) {
     ctx.list.put(at, order_key(stream.ring.value(slot, __ffs(inside) - 1)));
@@ -54,9 +54,9 @@ struct WarpCounts {
   uint32_t above, equal;
 };
 
-template <typename T, typename Stream>
-GVR_DEVICE CountResult verify(const RowContext<T>& ctx, const Stream& stream, const KeyInterval& interval,
-                              uint32_t parity, WarpCounts& own) {
+template <typename T>
+GVR_DEVICE CountResult verify(const RowContext<T>& ctx, const RowStream<T>& stream,
+                              const KeyInterval& interval, uint32_t parity, WarpCounts& own) {
   Shared& smem = *ctx.shared;
   const IntervalTest test(interval);
   const uint32_t tie_key = interval.tie_key();
@@ -73,7 +73,7 @@ GVR_DEVICE CountResult verify(const RowContext<T>& ctx, const Stream& stream, co
     }
     list_keys(ctx, stream, slot, inside);
   });
-  stream.start();
+  stream.restart();
   ptx::reconverge(ctx.zero);
   own = WarpCounts{__reduce_add_sync(0xffffffffu, above), __reduce_add_sync(0xffffffffu, equal)};
   if (ctx.lane == 0) {
@@ -109,9 +109,9 @@ GVR_DEVICE void count_segments(const RowContext<T>& ctx, const ListedKeys& liste
 // Counts, for each warp's part, the elements above the k-th key in `warp_value[0]` and those equal to it in
 // `warp_value[1]`. Elements of the tie key are not listed: all of them are above the k-th key, equal to it,
 // or below.
-template <typename T, typename Stream>
-GVR_DEVICE void count_parts(const RowContext<T>& ctx, const Stream& stream, const KeyInterval& interval,
-                            const WarpCounts& own, uint32_t kth) {
+template <typename T>
+GVR_DEVICE void count_parts(const RowContext<T>& ctx, const KeyInterval& interval, const WarpCounts& own,
+                            uint32_t kth) {
   Shared& smem = *ctx.shared;
   const uint32_t tie_key = interval.tie_key();
   if (ctx.lane == 0) {
@@ -120,7 +120,7 @@ GVR_DEVICE void count_parts(const RowContext<T>& ctx, const Stream& stream, cons
   }
   __syncthreads();
   const uint32_t* const keys = ctx.list.of(ctx.rank);
-  const uint8_t* const owners = owners_of(ctx, stream);
+  const uint8_t* const owners = owners_of(ctx);
   const uint32_t listed = min(smem.header[ctx.rank].counts.listed, static_cast<uint32_t>(ctx.list.segment()));
   for (uint32_t i = ctx.thread; i < listed; i += kThreads) {
     if (keys[i] >= kth) atomicAdd(&smem.warp_value[keys[i] == kth][owners[i] % kWarps], 1u);
@@ -151,13 +151,13 @@ GVR_DEVICE OutputCursor cursor_of_part(const RowContext<T>& ctx, const KeyInterv
   return cursor;
 }
 
-template <typename T, typename Stream>
-GVR_DEVICE void emit(const RowContext<T>& ctx, const Stream& stream, const KeyInterval& interval,
+template <typename T>
+GVR_DEVICE void emit(const RowContext<T>& ctx, const RowStream<T>& stream, const KeyInterval& interval,
                      const ListedKeys& listed, const WarpCounts& own, const Threshold& threshold, int items,
                      const OutputWriter& output) {
   const uint32_t kth = threshold.key;
   count_segments(ctx, listed, kth);
-  count_parts(ctx, stream, interval, own, kth);
+  count_parts(ctx, interval, own, kth);
   const bool takes_all = threshold.takes_all() && items == ctx.k;
   emit_part(stream, kth, takes_all, cursor_of_part(ctx, interval, kth, items),
             [&](uint32_t item, int position) { output.put(item, position); });

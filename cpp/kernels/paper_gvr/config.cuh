@@ -27,9 +27,9 @@ struct alignas(128) PaperShared {
       uint32_t key[kCapacity];      // refine
     };
   };
-  uint32_t bitmap[PaperStream<float>::padded(kPaperMaxWidth + kMaxLead) / 32];  // verify, collect
   small_row::RoundBins<kThreads> bins;  // guess, refine: of its two sets only the first
   double value_sum[kWarps];             // guess
+  uint32_t bitmap[PaperStream<float>::padded(kPaperMaxWidth + kMaxLead) / 32];  // cut off by its launch
 };
 static_assert(sizeof(PaperShared) <= shared_bytes_of_block(kMinArch));
 

@@ -53,15 +53,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   PaperShared& own = *reinterpret_cast<PaperShared*>(storage);
   const PaperContext<T> ctx{job.ctx, own, {job.ctx.row, own.ring, job.ctx.warp, job.ctx.lane}};
-  ctx.stream.start();  // The first tiles of the row arrive while the hinted values are read.
+  // As `hinted_key`, but without conditions around the loads, so that they overlap.
+  T value[kHintPerThread];
+  bool there[kHintPerThread];
 #pragma unroll
   for (int i = 0; i < kHintPerThread; ++i) {
-    // As `hinted_key`, but without branches around the loads, so that they overlap.
     const uint32_t at = hinted.key[i] + static_cast<uint32_t>(hint.offset);
-    const bool there = static_cast<int32_t>(hinted.key[i]) >= 0 && at < static_cast<uint32_t>(ctx.row.n);
-    const uint32_t key = ctx.row.key(there ? static_cast<int>(at) : 0);
-    hinted.key[i] = there ? key : kAbsentKey;
+    there[i] = static_cast<int32_t>(hinted.key[i]) >= 0 && at < static_cast<uint32_t>(ctx.row.n);
+    value[i] = ctx.row.data[there[i] ? at : 0];
   }
+  ctx.stream.start();  // The first tiles of the row arrive while the guess is made.
+#pragma unroll
+  for (int i = 0; i < kHintPerThread; ++i)
+    hinted.key[i] = there[i] ? order_key(to_float(value[i])) : kAbsentKey;
 
   // Guess.
   GuessSample sampled = hinted;
@@ -88,7 +92,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     int rounds = 0;
     uint32_t exchanges = 0;
-    const auto stream = fallback::start_stream<1>(job.ctx);
+    const auto stream = fallback::start_stream(job.ctx);
     const KeyInterval interval =
         fallback::radix_select(job.ctx, stream, KeyInterval::everything(), exchanges, rounds);
     fallback::WarpCounts own;

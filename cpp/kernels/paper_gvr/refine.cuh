@@ -23,17 +23,25 @@ GVR_DEVICE void collect(const PaperContext<T>& ctx, const SearchResult& result) 
   const int words = (ctx.stream.length + kTileElements - 1) / kTileElements * (kTileElements / 32);
   const int each = (words + 31) / 32 | 1;  // Odd, so that lanes read from different banks.
   const int first = min(ctx.lane * each, words), last = min(first + each, words);
-  const uint32_t* const bitmap = ctx.own.bitmap + ctx.stream.begin / 32;
+  const uint32_t* word = ctx.own.bitmap + ctx.stream.begin / 32 + first;
   uint32_t count = 0;
 #pragma unroll 4
-  for (int w = first; w < last; ++w) count += __popc(bitmap[w]);
+  for (int w = 0; w < last - first; ++w) count += __popc(word[w]);
   ptx::reconverge(ctx.zero);  // The last lanes have fewer words.
-  int32_t* next = ctx.own.position + result.before + ptx::inclusive_scan(count) - count;
+  int32_t* const end = ctx.own.position + result.before + ptx::inclusive_scan(count);
+  int position = ctx.stream.begin - ctx.stream.lead + 32 * first - 1;
+  uint32_t bits = count > 0 ? *word : 0;
+  // A turn takes a candidate or an empty word, so that lanes do not wait for each other at every word. What
+  // an empty word stores is overwritten by the next candidate.
 #pragma unroll 1
-  for (int w = first; w < last; ++w) {
-    const int position = ctx.stream.begin - ctx.stream.lead + 32 * w - 1;
-#pragma unroll 1
-    for (uint32_t bits = bitmap[w]; bits != 0; bits &= bits - 1) *next++ = position + __ffs(bits);
+  for (int32_t* next = end - count; next != end;) {
+    *next = position + __ffs(bits);
+    next += bits != 0;
+    bits &= bits - 1;
+    if (bits == 0 && next != end) {
+      bits = *++word;
+      position += 32;
+    }
   }
   __syncthreads();
   for_each_candidate(ctx, result.count, [&](int i) {

@@ -1,6 +1,6 @@
 // Phase 2, verify: finds a threshold that at least k and at most 6144 elements reach (paper, section 4.2.2).
 // Its steps and their float32 arithmetic are those of gvr_topk.evaluation.paper_reference, so both take the
-// same passes. A pass reads the row once and leaves one bit per element, from which phase 3 collects.
+// same passes. A pass leaves one bit per element, from which phase 3 collects.
 #pragma once
 
 #include "paper_gvr/guess.cuh"
@@ -63,7 +63,7 @@ template <typename T>
 GVR_DEVICE void close_bracket(const PaperContext<T>& ctx, float& bottom, float& top) {
   if (is_finite(bottom) && is_finite(top)) return;
   uint32_t least = kMaxKey, greatest = kAbsentKey;  // Both become NaN.
-  ctx.stream.start();
+  ctx.stream.restart();
   ctx.stream.for_each_tile([&](int, uint32_t slot, uint32_t valid) {
 #pragma unroll
     for (int i = 0; i < kValuesPerThread; ++i) {
@@ -87,7 +87,7 @@ GVR_DEVICE SearchResult search(const PaperContext<T>& ctx, const Guess& first, c
   SearchResult result{SearchEnd::kGuess, 0, 0, 0};
 #pragma unroll 1
   while (true) {
-    if (result.passes > 0) ctx.stream.start();
+    if (result.passes > 0) ctx.stream.restart();
     const BlockSum counted = count_pass(ctx, step);
     const int count = static_cast<int>(counted.all);
     result.before = counted.earlier;

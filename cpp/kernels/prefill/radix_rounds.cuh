@@ -107,8 +107,8 @@ __device__ __noinline__ RadixOutcome radix_select_row(const PrefillParams& p, Pr
   uint32_t key = tried;
   int rounds = 0;
   if (tried == kAbsentKey || !verify_key<T>(smem, stream, tried, k, warp)) {
-    constexpr KeyRange every{0, kMaxKey >> kInvariantBits<T>};
-    const KthKey kth = find_kth<T>(smem, k, every, rounds, [&](auto visit) {
+    constexpr KeyRange kEvery{0, kMaxKey >> kInvariantBits<T>};
+    const KthKey kth = find_kth<T>(smem, k, kEvery, rounds, [&](auto visit) {
       stream.start();
       stream.for_each_key(visit);
     });

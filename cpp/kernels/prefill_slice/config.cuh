@@ -13,9 +13,7 @@ using prefill::kBlockWarps;
 using prefill::kKeyBins;
 using prefill::kLog2KeyBins;
 using prefill::kWindowsAhead;
-
-template <typename T>
-using SliceStream = prefill::RowStream<T>;
+using prefill::RowStream;
 
 // Warps stream consecutive parts of a slice, so that their lists one behind the other are in index order. The
 // elements that are listed cluster in few of the parts, so warps own little of the store at the start.

@@ -60,22 +60,23 @@ GVR_DEVICE bool is_streamed(const SliceParams& p, const Slice& slice) {
 }
 
 template <typename T>
-GVR_DEVICE SliceStream<T> stream_of(const SliceParams& p, SliceShared& smem, const Slice& slice) {
+GVR_DEVICE RowStream<T> stream_of(const SliceParams& p, SliceShared& smem, const Slice& slice) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const T* row = static_cast<const T*>(p.prefill.logits) + slice.window.row * p.prefill.logits_stride;
-  return SliceStream<T>(RowView<T>{row + slice.window.start, slice.window.n, false}, smem.ring, warp, lane);
+  return RowStream<T>(RowView<T>{row + slice.window.start, slice.window.n, false}, smem.ring, warp, lane);
 }
 
 // Lists the elements above a key. A block barrier separates this from the use of the counts.
 template <typename T>
-GVR_DEVICE void list_above(SliceShared& smem, const SliceStream<T>& stream, int shift, uint32_t key,
+GVR_DEVICE void list_above(SliceShared& smem, const RowStream<T>& stream, int shift, uint32_t key,
                            SliceStore& store, int warp, int lane) {
   const float bound = KeyInterval::only(key).high();
   const int first = shift + stream.begin - stream.lead + kValuesPerThread * lane;
   store.claim_part(lane);
   stream.for_each_tile([&](int step, uint32_t slot, uint32_t bits) {
-    const uint32_t above = stream.ring.above(bound, slot) & bits;
-    store.append(&smem.chunks_used, above, lane, [&](int index, int at) {
+    uint32_t above;
+    stream.ring.not_below(INFINITY, bound, slot, above);  // The compiler removes the other bits.
+    store.append(&smem.chunks_used, above & bits, lane, [&](int index, int at) {
       store.store[at] = BufferedValue{first + step * kTileElements + index, stream.ring.value(slot, index)};
     });
   });
@@ -162,7 +163,7 @@ GVR_DEVICE void merge_slice(const SliceParams& p, SliceShared& smem, int turn, c
   progress.overflowed = false;
 #pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {
-    const SliceStream<T> stream = stream_of<T>(p, smem, slice);
+    const RowStream<T> stream = stream_of<T>(p, smem, slice);
     if (!progress.is_started) stream.start();
     progress.is_started = false;
     const uint32_t key = samples ? max(guess_key<T>(p, turn), slice.kth_key) : slice.kth_key;

@@ -156,7 +156,7 @@ __device__ __noinline__ void merge_by_rounds(const SliceParams& p, int turn) {
   const Slice& slice = smem.slices[turn];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, k = p.prefill.k;
   const RowView<T> row = AlignedWindow<T>(p.prefill, slice.window).view();
-  const SliceStream<T> stream(row, smem.ring, warp, lane);
+  const RowStream<T> stream(row, smem.ring, warp, lane);
   const CarryRow carry(p, slice);
   const int64_t total = int64_t{carry.count} + slice.window.n;
   KthKey kth = KthKey::none();
@@ -165,7 +165,6 @@ __device__ __noinline__ void merge_by_rounds(const SliceParams& p, int turn) {
       carry.for_each_part(warp, lane, [&](const CarriedPairs& pairs) {
         pairs.for_each([&](uint32_t key, int) { visit(key); });
       });
-      ptx::reconverge(ptx::unknown_zero());
       stream.start();
       stream.for_each_key(visit);
     });

@@ -70,33 +70,21 @@ GVR_DEVICE uint32_t bit_range(int first, int count) {
   return bits;
 }
 
-// Returns the sum of `value` over this lane and the lower ones.
-GVR_DEVICE uint32_t inclusive_scan(uint32_t value) {
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    asm volatile(
-        "{\n .reg .pred p;\n .reg .u32 other;\n"
-        " shfl.sync.up.b32 other|p, %0, %1, 0, 0xffffffff;\n"
-        " @p add.u32 %0, %0, other;\n}"
-        : "+r"(value)
-        : "r"(d));
+// Defines a sum of `value` over this lane and others: from a source lane that exists, each step adds.
+#define GVR_SCAN(name, direction, last_lane)                                     \
+  GVR_DEVICE uint32_t name(uint32_t value) {                                     \
+    _Pragma("unroll") for (int d = 1; d < 32; d *= 2) {                          \
+      asm volatile("{\n .reg .pred p;\n .reg .u32 other;\n shfl.sync." direction \
+                   ".b32 other|p, %0, %1, " last_lane                            \
+                   ", 0xffffffff;\n"                                             \
+                   " @p add.u32 %0, %0, other;\n}"                               \
+                   : "+r"(value)                                                 \
+                   : "r"(d));                                                    \
+    }                                                                            \
+    return value;                                                                \
   }
-  return value;
-}
-
-// Returns the sum of `value` over this lane and the higher ones.
-GVR_DEVICE uint32_t suffix_sum(uint32_t value) {
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    asm volatile(
-        "{\n .reg .pred p;\n .reg .u32 other;\n"
-        " shfl.sync.down.b32 other|p, %0, %1, 31, 0xffffffff;\n"
-        " @p add.u32 %0, %0, other;\n}"
-        : "+r"(value)
-        : "r"(d));
-  }
-  return value;
-}
+GVR_SCAN(inclusive_scan, "up", "0")  // and the lower lanes
+GVR_SCAN(suffix_sum, "down", "31")   // and the higher lanes
 
 // 2^23: a sum of this number and small integers holds the integers in its lowest bits.
 constexpr float kIntegerBase = 8388608.0f;
@@ -104,6 +92,10 @@ constexpr float kIntegerBase = 8388608.0f;
 GVR_DEVICE uint32_t integer_of_sum(float sum) { return __float_as_uint(sum) - __float_as_uint(kIntegerBase); }
 
 // Adds 1 to `count` if a > b.
+GVR_DEVICE void count_if_greater(uint32_t& count, uint32_t a, uint32_t b) {
+  asm(GVR_PREDICATED("gt.u32", "%1, %2", "add.u32 %0, %0, 1") : "+r"(count) : "r"(a), "r"(b));
+}
+
 GVR_DEVICE void count_if_greater(float& count, uint32_t a, uint32_t b) {
   asm(GVR_PREDICATED("gt.u32", "%1, %2", "add.f32 %0, %0, 0f3F800000") : "+f"(count) : "r"(a), "r"(b));
 }
@@ -112,26 +104,17 @@ GVR_DEVICE void count_if_greater(float& count, uint64_t a, uint64_t b) {
   asm(GVR_PREDICATED("gt.u64", "%1, %2", "add.f32 %0, %0, 0f3F800000") : "+f"(count) : "l"(a), "l"(b));
 }
 
-// Adds `bit`, a power of two, to `sum` unless x < bound; for NaN it is added. The comparison gives 1.0 or
-// 0.0, because predicates are few and each predicated addition would wait for its comparison.
-GVR_DEVICE void set_bit_unless_less(float& sum, float x, float bound, float bit) {
-  float is_set;
-  asm("set.geu.f32.f32 %0, %1, %2;" : "=f"(is_set) : "f"(x), "f"(bound));
-  sum = fmaf(is_set, bit, sum);
-}
-
-// Adds `bit` unless x <= bound; for NaN it is added.
-GVR_DEVICE void set_bit_unless_at_most(float& sum, float x, float bound, float bit) {
-  float is_set;
-  asm("set.gtu.f32.f32 %0, %1, %2;" : "=f"(is_set) : "f"(x), "f"(bound));
-  sum = fmaf(is_set, bit, sum);
-}
-
-GVR_DEVICE void set_bit_if_equal(float& sum, float x, float bound, float bit) {
-  float is_set;
-  asm("set.eq.f32.f32 %0, %1, %2;" : "=f"(is_set) : "f"(x), "f"(bound));
-  sum = fmaf(is_set, bit, sum);
-}
+// Defines how `bit`, a power of two, is added to `sum`. The comparison gives 1.0 or 0.0, because predicates
+// are few and each predicated addition would wait for its comparison.
+#define GVR_SET_BIT(name, comparison)                                                  \
+  GVR_DEVICE void name(float& sum, float x, float bound, float bit) {                  \
+    float is_set;                                                                      \
+    asm("set." comparison ".f32.f32 %0, %1, %2;" : "=f"(is_set) : "f"(x), "f"(bound)); \
+    sum = fmaf(is_set, bit, sum);                                                      \
+  }
+GVR_SET_BIT(set_bit_unless_less, "geu")     // unless x < bound; for NaN it is added
+GVR_SET_BIT(set_bit_unless_at_most, "gtu")  // unless x <= bound; for NaN it is added
+GVR_SET_BIT(set_bit_if_equal, "eq")
 
 // Adds `bit` if x > bound, as unsigned integers.
 GVR_DEVICE void set_bit_if_greater(float& sum, uint32_t x, uint32_t bound, float bit) {

@@ -148,6 +148,7 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
     restart_counts(ctx);
   }
   // Ties of the tie key are too many, or candidates are: every element is looked at again.
+  static_assert(kMaxBufferChunks * kChunkBytes >= 1 << 16, "a byte for each key listed, behind the rings");
   const bool try_it = result.agreed && interval.tie_key() != kAbsentKey;
   __syncthreads();  // All threads have read the buffer. The row streams once more.
   fallback::radix_fallback<T, kOptions>(
