@@ -193,6 +193,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (ctx.thread == 0) own.given_count = own.given_newest = 0;
   }
   prepare_selection(own, ctx.thread);
+  if constexpr (kSource == Source::kRow) {
+    // The row arrives while its length is read. A wider buffer may hold a short row.
+    constexpr int kLine = 128 / sizeof(T);
+    const bool narrow = p.topk.width <= kThreads * kWideValuesPerThread;
+    const int at = ctx.thread * kLine;
+    ptx::prefetch_line_if(narrow && at < p.topk.width, ctx.row.data + at);
+  }
   agree_on_row(job, traits, p, own);
   const bool drops = traits.has(LaunchTraits::kDropMasked);
   int listed = p.block_k, selectable;  // candidates, absent ones among them, and scores in them

@@ -64,13 +64,6 @@ GVR_DEVICE void load_if(bool condition, uint32_t (&word)[2], const void* p) {
                : "memory");
 }
 
-GVR_DEVICE void load_if(bool condition, float4& value, const void* p) {
-  asm volatile(GVR_PREDICATED("ne.u32", "%4, 0", "ld.global.v4.f32 {%0, %1, %2, %3}, [%5]")
-               : "+f"(value.x), "+f"(value.y), "+f"(value.z), "+f"(value.w)
-               : "r"(static_cast<uint32_t>(condition)), "l"(p)
-               : "memory");
-}
-
 template <typename Word>
 GVR_DEVICE void load_if(bool condition, Word& value, const void* p) {
   static_assert(sizeof(Word) == 4);
@@ -85,6 +78,10 @@ GVR_DEVICE void load_if(bool condition, uint32_t (&word)[4], const void* p) {
                : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
                : "r"(static_cast<uint32_t>(condition)), "l"(p)
                : "memory");
+}
+
+GVR_DEVICE void load_if(bool condition, float4& value, const void* p) {
+  load_if(condition, reinterpret_cast<uint32_t (&)[4]>(value), p);
 }
 
 // Copies 16 bytes from global to shared memory without a register. The bytes have arrived after the matching
@@ -135,6 +132,14 @@ GVR_DEVICE void copy_async(uint32_t shared, const void* global, uint64_t policy,
 // Prefetches `bytes` bytes, a multiple of 16, into L2.
 GVR_DEVICE void prefetch_to_l2(const void* global, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
+// Prefetches the line of an address into L2 if `condition`.
+GVR_DEVICE void prefetch_line_if(bool condition, const void* global) {
+  asm volatile(
+      GVR_PREDICATED("ne.u32", "%0, 0", "prefetch.global.L2 [%1]")::"r"(static_cast<uint32_t>(condition)),
+      "l"(global)
+      : "memory");
 }
 
 GVR_DEVICE uint4 load_shared(uint32_t shared) {
