@@ -228,6 +228,18 @@ def test_longest_rows(path: str, dtype: torch.dtype) -> None:
         exact(logits, full_lengths(logits), 2048, path=path)
 
 
+@pytest.mark.parametrize("path", ["radix_rounds", "paper_gvr"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tiles", [3, 6])
+@pytest.mark.parametrize("pad", [0, 5])
+def test_rows_that_rings_just_hold(path: str, dtype: torch.dtype, tiles: int, pad: int) -> None:
+    """Passes over a row that one CTA's rings hold fetch it once; over one a little longer, each time."""
+    for n in (16 * 512 * tiles + more for more in (-8, -1, 0, 1, 8)):
+        names, rows = adversarial_batch(n, 512, dtype)
+        logits = place(rows, pad=pad)
+        exact(logits, full_lengths(logits), 512, path=path, max_ctas=1, names=names, said=n)
+
+
 @pytest.mark.parametrize(("k", "family"), [(2048, "streaming"), (2049, "fallback")])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_longest_rows_of_one_cta(k: int, family: str, dtype: torch.dtype) -> None:
