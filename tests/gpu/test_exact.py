@@ -81,7 +81,7 @@ def test_adversarial_rows_and_windows(dtype: torch.dtype, n: int, copies: int) -
 @pytest.mark.parametrize("ctas", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cluster_sizes(path: str, ctas: int, dtype: torch.dtype) -> None:
-    for n in (3000, 33_333, 200_001, 24_576 * ctas, 24_576 * ctas + 1):  # Rings hold all but the last one.
+    for n in (3000, 33_333, 200_001, 24_576 * ctas, 24_576 * ctas + 1):  # Rings just hold the last but one.
         names, rows = adversarial_batch(n, 2048, dtype)
         logits = place(rows)
         exact(logits, full_lengths(logits), 2048, ctas=ctas, path=path, names=names, said=n)
