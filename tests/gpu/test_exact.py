@@ -34,7 +34,7 @@ def adversarial_batch(n: int, k: int, dtype: torch.dtype) -> tuple[list[str], to
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k", [512, 1024, 2048])
-@pytest.mark.parametrize("n", [2049, 4096, 16411, 24_577, 49_153, 70690, 180_000])
+@pytest.mark.parametrize("n", [2049, 4096, 16411, 24_576, 24_577, 49_152, 49_153, 70690, 180_000])
 def test_adversarial_rows(path: str, dtype: torch.dtype, k: int, n: int) -> None:
     names, rows = adversarial_batch(n, k, dtype)
     logits = place(rows, pad=5)
@@ -81,7 +81,7 @@ def test_adversarial_rows_and_windows(dtype: torch.dtype, n: int, copies: int) -
 @pytest.mark.parametrize("ctas", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cluster_sizes(path: str, ctas: int, dtype: torch.dtype) -> None:
-    for n in (3000, 33_333, 200_001, 24_576 * ctas, 24_576 * ctas + 1):  # Rings just hold the last but one.
+    for n in (3000, 33_333, 200_001, 24_576 * ctas, 24_576 * ctas + 1):  # Radix rounds just hold one of them.
         names, rows = adversarial_batch(n, 2048, dtype)
         logits = place(rows)
         exact(logits, full_lengths(logits), 2048, ctas=ctas, path=path, names=names, said=n)
