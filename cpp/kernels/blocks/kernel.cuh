@@ -195,10 +195,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   prepare_selection(own, ctx.thread);
   if constexpr (kSource == Source::kRow) {
     // The row arrives while its length is read. A wider buffer may hold a short row.
-    constexpr int kLine = 128 / sizeof(T);
-    const bool narrow = p.topk.width <= kThreads * kWideValuesPerThread;
-    const int at = ctx.thread * kLine;
-    ptx::prefetch_line_if(narrow && at < p.topk.width, ctx.row.data + at);
+    if (ctx.thread == kThreads - 1 && ctx.row.aligned && p.topk.width <= kThreads * kWideValuesPerThread) {
+      ptx::prefetch_to_l2(ctx.row.data, p.topk.width / kPerVec<T> * sizeof(uint4));
+    }
   }
   agree_on_row(job, traits, p, own);
   const bool drops = traits.has(LaunchTraits::kDropMasked);

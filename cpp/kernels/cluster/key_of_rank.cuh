@@ -1,6 +1,5 @@
-// Reductions of one number per thread over a block, which take two block barriers each, and the search for a
-// key by its rank among keys that the block's threads hold wherever they like: in registers, in shared
-// memory, or in the row.
+// Reductions over a block, and the search for a key by its rank among keys that the block's threads hold
+// wherever they like: in registers, in shared memory, or in the row.
 #pragma once
 
 #include "cluster/row_context.cuh"
@@ -17,32 +16,48 @@ struct BlockSum {
   uint32_t all, earlier;
 };
 
+// It takes one block barrier, and another one has passed since `sums` were last read.
 template <typename Context>
-GVR_DEVICE BlockSum block_sum(const Context& ctx, uint32_t x) {
-  uint32_t* const sums = ctx.shared->warp_value[0];
+GVR_DEVICE BlockSum block_sum(const Context& ctx, uint32_t (&sums)[kWarps], uint32_t x) {
   ptx::reconverge(ctx.zero);  // Lanes have counted different elements.
   x = __reduce_add_sync(0xffffffffu, x);
-  __syncthreads();  // All threads have read the last sums.
   if (ctx.lane == 0) sums[ctx.warp] = x;
   __syncthreads();
   ptx::reconverge(ctx.zero);
-  x = __reduce_add_sync(0xffffffffu, ctx.lane < kWarps ? sums[ctx.lane] : 0);
-  return BlockSum{x, earlier_warps(ctx, 0)};
+  x = ctx.lane < kWarps ? sums[ctx.lane] : 0;
+  return BlockSum{__reduce_add_sync(0xffffffffu, x),
+                  __reduce_add_sync(0xffffffffu, ctx.lane < ctx.warp ? x : 0)};
 }
 
-// Replaces both numbers by the least and the greatest of all threads.
-template <typename Context>
-GVR_DEVICE void block_extremes(const Context& ctx, uint32_t& least, uint32_t& greatest) {
-  uint32_t *const lows = ctx.shared->warp_value[1], *const highs = ctx.shared->warp_value[2];
-  ptx::reconverge(ctx.zero);
-  least = __reduce_min_sync(0xffffffffu, least);
-  greatest = __reduce_max_sync(0xffffffffu, greatest);
-  __syncthreads();  // All threads have read the last extremes.
-  if (ctx.lane == 0) lows[ctx.warp] = least, highs[ctx.warp] = greatest;
+struct KeyStatistics {
+  uint32_t count, least, greatest;
+};
+
+// Statistics of the keys over the block; for_each(visit) calls visit(key) for this thread's. It takes one
+// block barrier, and another one has passed since the last call.
+template <typename Context, typename ForEach>
+GVR_DEVICE KeyStatistics key_statistics(const Context& ctx, ForEach for_each) {
+  auto& of_warp = ctx.shared->warp_value;
+  KeyStatistics keys{0, kMaxKey, kAbsentKey};
+  for_each([&](uint32_t x) {
+    ++keys.count;
+    keys.least = min(keys.least, x);
+    keys.greatest = max(keys.greatest, x);
+  });
+  ptx::reconverge(ctx.zero);  // Lanes have different numbers of keys.
+  const uint32_t count = __reduce_add_sync(0xffffffffu, keys.count);
+  const uint32_t least = __reduce_min_sync(0xffffffffu, keys.least);
+  const uint32_t greatest = __reduce_max_sync(0xffffffffu, keys.greatest);
+  if (ctx.lane == 0) {
+    of_warp[0][ctx.warp] = count;
+    of_warp[1][ctx.warp] = least;
+    of_warp[2][ctx.warp] = greatest;
+  }
   __syncthreads();
   ptx::reconverge(ctx.zero);
-  least = __reduce_min_sync(0xffffffffu, lows[ctx.lane % kWarps]);
-  greatest = __reduce_max_sync(0xffffffffu, highs[ctx.lane % kWarps]);
+  return KeyStatistics{__reduce_add_sync(0xffffffffu, ctx.lane < kWarps ? of_warp[0][ctx.lane] : 0),
+                       __reduce_min_sync(0xffffffffu, of_warp[1][ctx.lane % kWarps]),
+                       __reduce_max_sync(0xffffffffu, of_warp[2][ctx.lane % kWarps])};
 }
 
 // A key of a given rank, and the scans of all keys that led to it: one for each histogram behind the first,
@@ -54,18 +69,18 @@ struct KeyOfRank {
 };
 
 // Finds the bin that holds the rank-th largest item; for_each(add) calls add(bin) for this thread's items.
-// `bins` have one bin more than the histogram, for items that do not count. This also clears `few_count`. A
-// block barrier has passed since either was read.
+// `bins` have one bin more than the histogram, for items that do not count. They are empty before and
+// afterwards, each time behind a block barrier. This also clears `few_count`.
 template <typename Context, typename Bins, typename ForEach>
 GVR_DEVICE BinHit locate_items(const Context& ctx, Bins& bins, uint32_t rank, ForEach for_each) {
-  bins.clear_set(0, ctx.thread);
   if (ctx.thread == 0) ctx.shared->few_count = 0;
-  __syncthreads();
   for_each([&](uint32_t bin) { atomicAdd(&bins.set[0][bin], 1u); });
   __syncthreads();
   ptx::reconverge(ctx.zero);  // Lanes have counted different items.
-  return locate_in_block<Bins::kBins / kThreads>(bins.set[0], bins.group, bins.hit, rank, ctx.warp, ctx.lane,
-                                                 [] {});
+  const BinHit hit = locate_in_block<Bins::kBins / kThreads>(bins.set[0], bins.group, bins.hit, rank,
+                                                             ctx.warp, ctx.lane, [] {});
+  bins.clear_set(0, ctx.thread);
+  return hit;
 }
 
 // The rank-th largest of the first `count` keys in `few_keys`, among which are all keys between it and
@@ -87,7 +102,6 @@ GVR_DEVICE KeyOfRank key_in_range(const Context& ctx, Bins& bins, uint32_t botto
                                   uint32_t rank, ForEach for_each) {
 #pragma unroll 1
   for (int scans = 1;; ++scans) {
-    block_extremes(ctx, bottom, top);
     KeyRange range{bottom, top - bottom};
     if (range.length == 0) return KeyOfRank{bottom, scans};
     const int shift = range.shift<Bins::kLog2Bins>();
@@ -96,17 +110,19 @@ GVR_DEVICE KeyOfRank key_in_range(const Context& ctx, Bins& bins, uint32_t botto
     });
     rank -= hit.above;
     range.narrow(hit.bin, shift);
-    bottom = kMaxKey, top = kAbsentKey;
-    for_each([&](uint32_t x) {
-      if (!range.contains(x)) return;
-      if (hit.count <= kRankDirectly) add_small(*ctx.shared, x);
-      bottom = min(bottom, x);
-      top = max(top, x);
-    });
-    if (hit.count > kRankDirectly) continue;
-    __syncthreads();
-    ptx::reconverge(ctx.zero);  // Lanes have added different keys.
-    return key_in_list(ctx, static_cast<int>(hit.count), rank, range.base, scans);
+    const auto for_each_inside = [&](auto visit) {
+      for_each([&](uint32_t x) {
+        if (range.contains(x)) visit(x);
+      });
+    };
+    if (hit.count <= kRankDirectly) {
+      for_each_inside([&](uint32_t x) { add_small(*ctx.shared, x); });
+      __syncthreads();
+      ptx::reconverge(ctx.zero);  // Lanes have added different keys.
+      return key_in_list(ctx, static_cast<int>(hit.count), rank, range.base, scans);
+    }
+    const KeyStatistics inside = key_statistics(ctx, for_each_inside);
+    bottom = inside.least, top = inside.greatest;
   }
 }
 

@@ -13,13 +13,13 @@ namespace gvr_topk {
 // other, so that (CTA, warp, tile, lane, index in the lane) is index order.
 //
 // The first part starts at the 16-byte boundary before the row. The elements between that boundary and the
-// row belong to the same allocation, and are fetched but not the row's.
+// row belong to the same allocation. They are fetched, but are not the row's.
 template <typename T, int kBlockWarps, int kDepth>
 struct PartStream {
   using Ring = TileRing<T, kDepth>;
   static constexpr int kStep = kBlockWarps * kTileElements;  // one tile of every warp
 
-  // Elements of all parts of one CTA's row, if every part is as long as the first.
+  // Elements of all parts of a row that one CTA reads, if every part is as long as the first.
   GVR_TOPK_HOST_DEVICE static constexpr int padded(int n) { return (n + kStep - 1) / kStep * kStep; }
 
   Ring ring;

@@ -2,7 +2,7 @@
 // `streaming` hands over what its own passes cannot finish, and the kernel of this folder starts over by it.
 //
 // A row is read once to compare it with an interval, once for each radix round, and once to write the
-// selected positions; once in all, if the rings hold it. Nothing else of it stays behind between two passes
+// selected positions; or only once, if the rings hold it. Nothing else of it stays behind between two passes
 // but the listed keys and counts.
 #pragma once
 

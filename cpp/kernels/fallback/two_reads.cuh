@@ -11,7 +11,7 @@
 
 namespace gvr_topk::fallback {
 
-// A warp's part. Each pass over it starts the next one. Plans have rings of this depth.
+// A warp's part. Plans have rings of this depth.
 template <typename T>
 using RowStream = PartStream<T, kWarps, is_small_arch(kArch) ? 1 : kRingDepth>;
 

@@ -1,35 +1,33 @@
 // Sizes of the paper's kernel, its shared memory, and what its phases know of a row.
 #pragma once
 
-#include "cluster/key_of_rank.cuh"
-#include "core/part_stream.cuh"
+#include "cluster/candidates.cuh"
 #include "small_row/partition.cuh"
 
 namespace gvr_topk::paper_gvr {
 
 constexpr int kCapacity = 6144;  // most candidates: three times the largest k (paper, section 5.3)
-constexpr int kHintPerThread = 2048 / kThreads;
+constexpr int kMaxItems = kCapacity / 3;
+constexpr int kHintPerThread = kMaxItems / kThreads;
 constexpr int kSecantPasses = 4, kFloatPasses = 8;
 
 // The ring is as many bytes deep for every dtype.
 template <typename T>
 using PaperStream = PartStream<T, kWarps, static_cast<int>(kRingDepth * sizeof(float) / sizeof(T))>;
 
-// Shared memory of a block. A region is read by the warp (`ring`, behind its wait for the copies) or the
-// thread (`key`) that wrote it, or behind a block barrier since then. A block barrier lies between the uses
-// of a union. Where the search gives up, radix rounds take all memory behind `shared`, behind a barrier.
+// Shared memory of a block. A region is read by the warp that wrote it (`ring`, behind its wait for the
+// copies), or behind a block barrier since then. A block barrier lies between the uses of a union. Where the
+// search gives up, radix rounds take all memory behind `shared`, behind a barrier.
 struct alignas(128) PaperShared {
   Shared shared;
   union {
     unsigned char ring[kWarps * PaperStream<float>::Ring::kBytes];  // guess, verify: tiles under way
-    struct {
-      int32_t position[kCapacity];  // collect, refine: the candidates' positions, ascending
-      uint32_t key[kCapacity];      // refine
-    };
+    Candidates<kCapacity, kMaxItems> list;                          // collect, refine
   };
   small_row::RoundBins<kThreads> bins;  // guess, refine: of its two sets only the first
+  uint32_t sums[3][kWarps];             // verify: of passes in turn, and of `repeats`; refine
   double value_sum[kWarps];             // guess
-  uint32_t bitmap[PaperStream<float>::padded(kPaperMaxWidth + kMaxLead) / 32];  // cut off by its launch
+  uint32_t bitmap[PaperStream<float>::padded(kPaperMaxWidth + kMaxLead) / 32];  // ends with the buffer
 };
 static_assert(sizeof(PaperShared) <= shared_bytes_of_block(kMinArch));
 

@@ -29,29 +29,19 @@ struct GuessSample {
   }
 };
 
-// Sets the extremes, the number and the mean of the finite values. The mean is in double, as in the model.
+// The mean of the finite values, in double, as in the model.
 template <typename T>
-GVR_DEVICE void take_statistics(const PaperContext<T>& ctx, const GuessSample& sampled, Guess& guess) {
-  uint32_t least = kMaxKey, greatest = kAbsentKey, count = 0;
+GVR_DEVICE float mean_value(const PaperContext<T>& ctx, const GuessSample& sampled, int values) {
+  ptx::reconverge(ctx.zero);
   double sum = 0;
-  sampled.for_each([&](uint32_t x) {
-    if (!is_finite_key(x)) return;
-    least = min(least, x);
-    greatest = max(greatest, x);
-    ++count;
-    sum += static_cast<double>(key_to_float(x));
-  });
-  ptx::reconverge(ctx.zero);  // Lanes have different numbers of finite values.
+  sampled.for_each([&](uint32_t x) { sum += is_finite_key(x) ? static_cast<double>(key_to_float(x)) : 0; });
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
   if (ctx.lane == 0) ctx.own.value_sum[ctx.warp] = sum;
-  block_extremes(ctx, least, greatest);
+  __syncthreads();
   sum = 0;
   for (int w = 0; w < kWarps; ++w) sum += ctx.own.value_sum[w];
-  guess.values = static_cast<int>(block_sum(ctx, count).all);
-  guess.threshold = static_cast<float>(sum / max(guess.values, 1));
-  guess.least = key_to_float(least);
-  guess.greatest = key_to_float(greatest);
+  return static_cast<float>(sum / values);
 }
 
 // `hint_share`: the first number of the row's state, which is a share only if it lies between 0 and 1. If the
@@ -59,16 +49,20 @@ GVR_DEVICE void take_statistics(const PaperContext<T>& ctx, const GuessSample& s
 template <typename T>
 GVR_DEVICE Guess guess(const PaperContext<T>& ctx, GuessSample& sampled, float hint_share, bool by_quantile) {
   const int n = ctx.row.n;
-  Guess guess;
-  take_statistics(ctx, sampled, guess);
-  guess.source = kGuessHint;
+  const auto for_each_finite = [&](auto visit) {
+    sampled.for_each([&](uint32_t x) {
+      if (is_finite_key(x)) visit(x);
+    });
+  };
+  KeyStatistics finite = key_statistics(ctx, for_each_finite);
   // Most misses of a hint lie just below the k-th value, so twice the capacity is a better estimate of the
   // count at `least` than the row's length.
-  guess.low_count = min(n, 2 * kCapacity);
+  int low_count = min(n, 2 * kCapacity);
+  GuessSource source = kGuessHint;
   by_quantile = by_quantile && hint_share >= 0.0f && hint_share <= 1.0f;
   double share = hint_share + kQuantileMargin * hint_share * (1.0 - hint_share);
   // Equal values say nothing about the row: a cold hint of zeros gathers one element k times.
-  if (guess.values == 0 || !(guess.least < guess.greatest)) {
+  if (!(key_to_float(finite.least) < key_to_float(finite.greatest))) {
     constexpr int kSample = kHintPerThread * kThreads;
     static_assert(kSample * kPaperMaxWidth <= 0xffffffffu, "a product of 32 bits");
     const uint32_t count = min(n, kSample);
@@ -78,18 +72,24 @@ GVR_DEVICE Guess guess(const PaperContext<T>& ctx, GuessSample& sampled, float h
       const uint32_t key = ctx.row.key(static_cast<int>(s < count ? s * n / count : 0));
       sampled.key[i] = s < count ? key : kAbsentKey;
     }
-    take_statistics(ctx, sampled, guess);
-    guess.low_count = n;
-    guess.source = guess.values > 0 ? kGuessRowSample : kGuessNone;
-    by_quantile = guess.values > 0;
+    __syncthreads();  // All threads have read the statistics of the hint.
+    finite = key_statistics(ctx, for_each_finite);
+    low_count = n;
+    source = finite.count > 0 ? kGuessRowSample : kGuessNone;
+    by_quantile = finite.count > 0;
     share = static_cast<double>((ctx.k + kCapacity) / 2) / n;
   }
-  if (!by_quantile) return guess;
-  const float rank = ceilf(__fmul_rn(static_cast<float>(share), static_cast<float>(guess.values)));
-  const KeyOfRank quantile = key_in_range(
-      ctx, ctx.own.bins, order_key(guess.least), order_key(guess.greatest),
-      min(max(static_cast<int>(rank), 1), guess.values), [&](auto visit) { sampled.for_each(visit); });
-  guess.threshold = key_to_float(quantile.key);
+  const int values = static_cast<int>(finite.count);
+  Guess guess{0.0f, key_to_float(finite.least), key_to_float(finite.greatest), values, low_count, source};
+  if (by_quantile) {
+    const float rank = ceilf(__fmul_rn(static_cast<float>(share), static_cast<float>(values)));
+    const KeyOfRank quantile = key_in_range(ctx, ctx.own.bins, finite.least, finite.greatest,
+                                            min(max(static_cast<int>(rank), 1), values),
+                                            [&](auto visit) { sampled.for_each(visit); });
+    guess.threshold = key_to_float(quantile.key);
+  } else if (values > 0) {
+    guess.threshold = mean_value(ctx, sampled, values);
+  }
   return guess;
 }
 

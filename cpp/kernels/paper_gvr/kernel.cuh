@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   ptx::grid_take_over();
-  RowJob<T, true> job(p, traits, storage);
+  unsigned char* const memory = ptx::opaque_shared(storage);
+  RowJob<T, true> job(p, traits, memory);
   job.ctx.row.aligned = reinterpret_cast<uintptr_t>(job.ctx.row.data) % sizeof(uint4) == 0;
   // One thread reads the values that another row or stream may be writing, because branches around block
   // barriers depend on them.
@@ -39,6 +40,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     facts.slot = job.slot(p, traits);
     facts.state = facts.slot >= 0 && p.state != nullptr ? *state_of(p, facts.slot) : no_state();
   }
+  PaperShared& own = *reinterpret_cast<PaperShared*>(memory);
+  own.bins.clear_set(0, threadIdx.x);
   job.agree_on_length(p, traits);
   ptx::reconverge(job.ctx.zero);
   job.requested_slot = facts.slot;
@@ -51,8 +54,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int s = i * kThreads + threadIdx.x;
     hinted.key[i] = hint.indices != nullptr && s < p.k ? hint.indices[s] : -1;
   }
-  PaperShared& own = *reinterpret_cast<PaperShared*>(storage);
-  const PaperContext<T> ctx{job.ctx, own, {job.ctx.row, own.ring, job.ctx.warp, job.ctx.lane}};
+  PaperContext<T> ctx{job.ctx, own, {job.ctx.row, own.ring, job.ctx.warp, job.ctx.lane}};
+  ctx.stream.ring.policy = ptx::evict_normal_policy();  // The row is read again.
   // As `hinted_key`, but without conditions around the loads, so that they overlap.
   T value[kHintPerThread];
   bool there[kHintPerThread];
@@ -63,6 +66,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     value[i] = ctx.row.data[there[i] ? at : 0];
   }
   ctx.stream.start();  // The first tiles of the row arrive while the guess is made.
+  OutputWriter output;
+  StepState* next;
+  job.prepare_output(p, traits, output, next);
 #pragma unroll
   for (int i = 0; i < kHintPerThread; ++i)
     hinted.key[i] = there[i] ? order_key(to_float(value[i])) : kAbsentKey;
@@ -74,9 +80,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Verify.
   SearchResult result = search(ctx, first, sampled);
 
-  OutputWriter output;
-  StepState* next;
-  job.prepare_output(p, traits, output, next);
   KeyOfRank kth{kAbsentKey, 0};
   int items;
   if (result.done != SearchEnd::kKey) {
@@ -84,7 +87,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     collect(ctx, result);
     // Refine.
     kth = snap(ctx, result.count);
-    items = partition(ctx, traits, result.count, kth.key, output);
+    items = own.list.emit(ctx, traits, result.count, kth.key, own.sums[2], output);
   } else {
     // Float arithmetic did not settle the search. Radix rounds over the key do, whatever the row holds.
     ptx::reconverge(ctx.zero);  // The search has ended in a branch.
@@ -95,23 +98,24 @@ __global__ void __launch_bounds__(kThreads, 1)
     const auto stream = fallback::start_stream(job.ctx);
     const KeyInterval interval =
         fallback::radix_select(job.ctx, stream, KeyInterval::everything(), exchanges, rounds);
-    fallback::WarpCounts own;
-    const CountResult counted = fallback::verify(job.ctx, stream, interval, 0, own);
+    fallback::WarpCounts counts_of_warp;
+    const CountResult counted = fallback::verify(job.ctx, stream, interval, 0, counts_of_warp);
     const ListedKeys listed(job.ctx);
     const Threshold threshold = select_kth(job.ctx, interval, listed, counted, kth.scans);
     kth.key = threshold.key;
     items = job.count_items(traits, kth.key, counted.above);
-    fallback::emit(job.ctx, stream, interval, listed, own, threshold, items, output);
+    fallback::emit(job.ctx, stream, interval, listed, counts_of_warp, threshold, items, output);
     result.count = static_cast<int>(counted.inside);
     result.passes += rounds + 1;
     if (interval.lo == interval.hi) result.done = SearchEnd::kTieKey;
+    __syncthreads();  // All threads have left the memory that `own` shares.
   }
   job.finish_dropped(p, traits, output, items);
 
   // The state and the statistics.
   uint32_t counts = 0;  // hinted elements of the row; from bit 16 on, those that reach the k-th key
   hinted.for_each([&](uint32_t x) { counts += x == kAbsentKey ? 0 : x >= kth.key ? (1 << 16) + 1 : 1; });
-  counts = block_sum(ctx, counts).all;
+  counts = block_sum(ctx, own.sums[0], counts).all;
   if (ctx.thread != 0) return;
   const int present = counts & 0xffffu, hits = counts >> 16;
   StepState state = no_state();

@@ -41,12 +41,13 @@ template <typename T>
 GVR_DEVICE bool repeats(const PaperContext<T>& ctx, const GuessSample& sampled, float value) {
   uint32_t occurrences = 0;
   sampled.for_each([&](uint32_t x) { occurrences += x == order_key(value); });
-  return block_sum(ctx, occurrences).all > 1;
+  return block_sum(ctx, ctx.own.sums[2], occurrences).all > 1;
 }
 
 // Counts the elements that reach a threshold, and sets their bits. The caller has started the pass.
+// Successive passes sum up in other places.
 template <typename T>
-GVR_DEVICE BlockSum count_pass(const PaperContext<T>& ctx, float threshold) {
+GVR_DEVICE BlockSum count_pass(const PaperContext<T>& ctx, float threshold, int pass) {
   const PaperStream<T>& stream = ctx.stream;
   const auto bitmap = reinterpret_cast<uint16_t*>(ctx.own.bitmap) + stream.begin / kValuesPerThread;
   uint32_t count = 0;
@@ -55,27 +56,25 @@ GVR_DEVICE BlockSum count_pass(const PaperContext<T>& ctx, float threshold) {
     count += __popc(bits);
     bitmap[32 * step + ctx.lane] = static_cast<uint16_t>(bits);
   });
-  return block_sum(ctx, count);
+  return block_sum(ctx, ctx.own.sums[pass % 2], count);
 }
 
 // Closes the open sides of a bracket with the row's finite extremes; with NaN if the row has none.
 template <typename T>
 GVR_DEVICE void close_bracket(const PaperContext<T>& ctx, float& bottom, float& top) {
   if (is_finite(bottom) && is_finite(top)) return;
-  uint32_t least = kMaxKey, greatest = kAbsentKey;  // Both become NaN.
   ctx.stream.restart();
-  ctx.stream.for_each_tile([&](int, uint32_t slot, uint32_t valid) {
+  const KeyStatistics finite = key_statistics(ctx, [&](auto visit) {
+    ctx.stream.for_each_tile([&](int, uint32_t slot, uint32_t valid) {
 #pragma unroll
-    for (int i = 0; i < kValuesPerThread; ++i) {
-      const uint32_t key = order_key(ctx.stream.ring.value(slot, i));
-      if ((valid >> i & 1) == 0 || !is_finite_key(key)) continue;
-      least = min(least, key);
-      greatest = max(greatest, key);
-    }
+      for (int i = 0; i < kValuesPerThread; ++i) {
+        const uint32_t key = order_key(ctx.stream.ring.value(slot, i));
+        if ((valid >> i & 1) != 0 && is_finite_key(key)) visit(key);
+      }
+    });
   });
-  block_extremes(ctx, least, greatest);
-  if (!is_finite(bottom)) bottom = key_to_float(least);
-  if (!is_finite(top)) top = key_to_float(greatest);
+  if (!is_finite(bottom)) bottom = key_to_float(finite.least);
+  if (!is_finite(top)) top = key_to_float(finite.greatest);
 }
 
 // Runs passes until the count fits. The caller has started the first pass.
@@ -88,7 +87,7 @@ GVR_DEVICE SearchResult search(const PaperContext<T>& ctx, const Guess& first, c
 #pragma unroll 1
   while (true) {
     if (result.passes > 0) ctx.stream.restart();
-    const BlockSum counted = count_pass(ctx, step);
+    const BlockSum counted = count_pass(ctx, step, result.passes);
     const int count = static_cast<int>(counted.all);
     result.before = counted.earlier;
     result.count = count;

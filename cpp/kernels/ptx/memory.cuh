@@ -114,6 +114,13 @@ GVR_DEVICE uint64_t evict_first_policy() {
   return policy;
 }
 
+// Returns the L2 policy for rows that are read again.
+GVR_DEVICE uint64_t evict_normal_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // As `copy_async`, kOffset bytes further on at both ends.
 template <int kOffset>
 GVR_DEVICE void copy_async_at(uint32_t shared, const void* global, uint64_t policy) {
@@ -132,14 +139,6 @@ GVR_DEVICE void copy_async(uint32_t shared, const void* global, uint64_t policy,
 // Prefetches `bytes` bytes, a multiple of 16, into L2.
 GVR_DEVICE void prefetch_to_l2(const void* global, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-}
-
-// Prefetches the line of an address into L2 if `condition`.
-GVR_DEVICE void prefetch_line_if(bool condition, const void* global) {
-  asm volatile(
-      GVR_PREDICATED("ne.u32", "%0, 0", "prefetch.global.L2 [%1]")::"r"(static_cast<uint32_t>(condition)),
-      "l"(global)
-      : "memory");
 }
 
 GVR_DEVICE uint4 load_shared(uint32_t shared) {
