@@ -12,7 +12,7 @@ namespace gvr_topk {
 constexpr int kAtOnce = 4;
 
 template <int kMost, int kMostItems>
-struct alignas(16) Candidates {
+struct alignas(16) CandidateList {
   static constexpr int kGroups = kMost / (kAtOnce * kThreads);
   static_assert(kMost == kGroups * kAtOnce * kThreads);
 

@@ -22,7 +22,7 @@ struct alignas(128) PaperShared {
   Shared shared;
   union {
     unsigned char ring[kWarps * PaperStream<float>::Ring::kBytes];  // guess, verify: tiles under way
-    Candidates<kCapacity, kMaxItems> list;                          // collect, refine
+    CandidateList<kCapacity, kMaxItems> list;                       // collect, refine
   };
   small_row::RoundBins<kThreads> bins;  // guess, refine: of its two sets only the first
   uint32_t sums[3][kWarps];             // verify: of passes in turn, and of `repeats`; refine
