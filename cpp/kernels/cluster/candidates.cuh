@@ -1,5 +1,5 @@
-// Candidates of a row in shared memory, in ascending order of their positions: their keys are loaded,
-// visited, and those that are selected are written.
+// Candidates of a row in shared memory, in ascending order of their positions. Their keys are loaded and
+// visited, and the selected ones are written.
 #pragma once
 
 #include "cluster/key_of_rank.cuh"
@@ -8,11 +8,9 @@
 
 namespace gvr_topk {
 
-// Threads take a few candidates at a time, because instructions are what bounds these loops.
-constexpr int kAtOnce = 4;
-
 template <int kMost, int kMostItems>
 struct alignas(16) CandidateList {
+  static constexpr int kAtOnce = 4;  // candidates that a thread takes at a time, to save instructions
   static constexpr int kGroups = kMost / (kAtOnce * kThreads);
   static_assert(kMost == kGroups * kAtOnce * kThreads);
 
@@ -60,8 +58,8 @@ struct alignas(16) CandidateList {
   }
 
   // Writes the selected positions in ascending order, and returns how many there are. Of the elements equal
-  // to the k-th, the first ones are selected, or none if they are masked and dropped. `sums` are free behind
-  // a block barrier.
+  // to the k-th, the first ones are selected, or none if they are masked and dropped. A block
+  // barrier has passed since `sums` were last read.
   template <typename T>
   GVR_DEVICE int emit(const RowContext<T>& ctx, const LaunchTraits& traits, int count, uint32_t kth,
                       uint32_t (&sums)[kWarps], const OutputWriter& output) {

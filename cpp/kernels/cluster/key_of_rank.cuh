@@ -16,7 +16,8 @@ struct BlockSum {
   uint32_t all, earlier;
 };
 
-// It takes one block barrier, and another one has passed since `sums` were last read.
+// Sums up one number of each thread. This takes one block barrier, and another one has passed since `sums`
+// were last read.
 template <typename Context>
 GVR_DEVICE BlockSum block_sum(const Context& ctx, uint32_t (&sums)[kWarps], uint32_t x) {
   ptx::reconverge(ctx.zero);  // Lanes have counted different elements.
@@ -33,8 +34,8 @@ struct KeyStatistics {
   uint32_t count, least, greatest;
 };
 
-// Statistics of the keys over the block; for_each(visit) calls visit(key) for this thread's. It takes one
-// block barrier, and another one has passed since the last call.
+// Statistics of the keys over the block; for_each(visit) calls visit(key) for this thread's. This
+// takes one block barrier, and another one has passed since the last call.
 template <typename Context, typename ForEach>
 GVR_DEVICE KeyStatistics key_statistics(const Context& ctx, ForEach for_each) {
   auto& of_warp = ctx.shared->warp_value;

@@ -66,7 +66,8 @@ GVR_DEVICE KeyOfRank snap(const PaperContext<T>& ctx, int count) {
       usable ? order_key(__fadd_rn(low, __fdiv_rn(static_cast<float>(hit.bin), scale))) : kZeroKey;
   if (hit.count <= kRankDirectly) {
     // The list takes the bin's members, and what rounding has put between them and the computed edge. All of
-    // them lie within the bin and its neighbours, whose edges are less exact by far less than a bin.
+    // them lie within the bin and its neighbours, whose edges are off by far less than a bin;
+    // `width` may be denormal, which this build does not flush to zero.
     const float bin = static_cast<float>(hit.bin), width = (high - low) / kBins;
     const uint32_t least = usable && hit.bin > 0 ? order_key(low + (bin - 1) * width) - 1 : kMinKey;
     const uint32_t greatest =
