@@ -14,9 +14,9 @@ namespace gvr_topk {
 //
 // The first part starts at the 16-byte boundary before the row. The elements between that boundary and the
 // row belong to the same allocation. They are fetched, but are not the row's.
-template <typename T, int kBlockWarps, int kDepth>
+template <typename T, int kBlockWarps, int kDepth, bool kEvictFirst = true>
 struct PartStream {
-  using Ring = TileRing<T, kDepth>;
+  using Ring = TileRing<T, kDepth, kEvictFirst>;
   static constexpr int kStep = kBlockWarps * kTileElements;  // one tile of every warp
 
   // Elements of all parts of a row that one CTA reads, if every part is as long as the first.

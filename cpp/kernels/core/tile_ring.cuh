@@ -40,7 +40,8 @@ __device__ __noinline__ void fetch_end(uint32_t target, const T* from, int left)
   }
 }
 
-template <typename T, int kDepth>
+// `kEvictFirst`: the row leaves L2 before anything else, such as the instructions of this kernel.
+template <typename T, int kDepth, bool kEvictFirst = true>
 struct TileRing {
   static constexpr int kVecs = kVecsOfTile<T>;
   static constexpr int kLaneBytes = kVecs * sizeof(uint4);
@@ -49,7 +50,6 @@ struct TileRing {
 
   uint32_t write_address;  // of the first vector that this lane fetches, in slot 0
   uint32_t read_address;   // of this lane's own first vector, before swizzling, in slot 0
-  // A row longer than L2 would evict everything else, starting with this kernel's own instructions.
   uint64_t policy = ptx::evict_first_policy();
 
   // `storage` must start at a multiple of kLaneBytes, so that the addresses of a lane differ in their last
@@ -147,7 +147,11 @@ struct TileRing {
  private:
   template <int... kVec>
   GVR_DEVICE void fetch_vecs(const T* from, uint32_t slot, std::integer_sequence<int, kVec...>) const {
-    (ptx::copy_async_at<kVec * 32 * sizeof(uint4)>(write_address + slot, from, policy), ...);
+    if constexpr (kEvictFirst) {
+      (ptx::copy_async_at<kVec * 32 * sizeof(uint4)>(write_address + slot, from, policy), ...);
+    } else {
+      (ptx::copy_async(write_address + slot + kVec * 32 * sizeof(uint4), from + kVec * kGroup<T>), ...);
+    }
   }
 };
 

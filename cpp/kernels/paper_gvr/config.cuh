@@ -10,10 +10,11 @@ constexpr int kCapacity = 6144;  // most candidates: three times the largest k (
 constexpr int kMaxItems = kCapacity / 3;
 constexpr int kHintPerThread = kMaxItems / kThreads;
 constexpr int kSecantPasses = 4, kFloatPasses = 8;
+constexpr int kPrefetchedVecs = 65536 / sizeof(uint4);  // most of a row
 
-// The ring is as many bytes deep for every dtype.
+// The ring is as many bytes deep for every dtype. The row is read again, so it is not evicted first.
 template <typename T>
-using PaperStream = PartStream<T, kWarps, static_cast<int>(kRingDepth * sizeof(float) / sizeof(T))>;
+using PaperStream = PartStream<T, kWarps, static_cast<int>(kRingDepth * sizeof(float) / sizeof(T)), false>;
 
 // Shared memory of a block. A region is read by the warp that wrote it (`ring`, behind its wait for the
 // copies), or behind a block barrier since then. A block barrier lies between the uses of a union. Where the

@@ -33,6 +33,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   unsigned char* const memory = ptx::opaque_shared(storage);
   RowJob<T, true> job(p, traits, memory);
   job.ctx.row.aligned = reinterpret_cast<uintptr_t>(job.ctx.row.data) % sizeof(uint4) == 0;
+  // The beginning of the row arrives while its length is read.
+  if (threadIdx.x == kThreads - 1 && job.ctx.row.aligned)
+    ptx::prefetch_to_l2(job.ctx.row.data, min(p.width / kPerVec<T>, kPrefetchedVecs) * sizeof(uint4));
   // One thread reads the values that another row or stream may be writing, because branches around block
   // barriers depend on them.
   RowFacts& facts = job.ctx.shared->facts;
@@ -55,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     hinted.key[i] = hint.indices != nullptr && s < p.k ? hint.indices[s] : -1;
   }
   PaperContext<T> ctx{job.ctx, own, {job.ctx.row, own.ring, job.ctx.warp, job.ctx.lane}};
-  ctx.stream.ring.policy = ptx::evict_normal_policy();  // The row is read again.
+  ctx.stream.start();  // The first tiles of the row arrive while the guess is made.
   // As `hinted_key`, but without conditions around the loads, so that they overlap.
   T value[kHintPerThread];
   bool there[kHintPerThread];
@@ -65,7 +68,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     there[i] = static_cast<int32_t>(hinted.key[i]) >= 0 && at < static_cast<uint32_t>(ctx.row.n);
     value[i] = ctx.row.data[there[i] ? at : 0];
   }
-  ctx.stream.start();  // The first tiles of the row arrive while the guess is made.
   OutputWriter output;
   StepState* next;
   job.prepare_output(p, traits, output, next);

@@ -114,13 +114,6 @@ GVR_DEVICE uint64_t evict_first_policy() {
   return policy;
 }
 
-// Returns the L2 policy for rows that are read again.
-GVR_DEVICE uint64_t evict_normal_policy() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 // As `copy_async`, kOffset bytes further on at both ends.
 template <int kOffset>
 GVR_DEVICE void copy_async_at(uint32_t shared, const void* global, uint64_t policy) {
