@@ -194,8 +194,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   prepare_selection(own, ctx.thread);
   if constexpr (kSource == Source::kRow) {
-    // The row arrives while its length is read. A wider buffer may hold a short row.
-    if (ctx.thread == kThreads - 1 && ctx.row.aligned && p.topk.width <= kThreads * kWideValuesPerThread) {
+    // The row arrives behind its length, which this thread loads. A wider buffer may hold a short row.
+    if (ctx.thread == 0 && ctx.row.aligned && p.topk.width <= kThreads * kWideValuesPerThread) {
       ptx::prefetch_to_l2(ctx.row.data, p.topk.width / kPerVec<T> * sizeof(uint4));
     }
   }
