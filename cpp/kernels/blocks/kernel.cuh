@@ -193,11 +193,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (ctx.thread == 0) own.given_count = own.given_newest = 0;
   }
   prepare_selection(own, ctx.thread);
-  if constexpr (kSource == Source::kRow) {
-    // The row arrives behind its length, which this thread loads. A wider buffer may hold a short row.
-    if (ctx.thread == 0 && ctx.row.aligned && p.topk.width <= kThreads * kWideValuesPerThread) {
-      ptx::prefetch_to_l2(ctx.row.data, p.topk.width / kPerVec<T> * sizeof(uint4));
-    }
+  // The row arrives while its length is read. The thread that loads the length prefetches the row behind it;
+  // for 16 bits another one, because that one would wait. A wider buffer may hold a short row.
+  constexpr int kPrefetcher = sizeof(T) == sizeof(float) ? 0 : kThreads - 1;
+  if (kSource == Source::kRow && ctx.thread == kPrefetcher && ctx.row.aligned &&
+      p.topk.width <= kThreads * kWideValuesPerThread) {
+    ptx::prefetch_to_l2(ctx.row.data, p.topk.width / kPerVec<T> * sizeof(uint4));
   }
   agree_on_row(job, traits, p, own);
   const bool drops = traits.has(LaunchTraits::kDropMasked);

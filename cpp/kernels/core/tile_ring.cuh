@@ -40,7 +40,7 @@ __device__ __noinline__ void fetch_end(uint32_t target, const T* from, int left)
   }
 }
 
-// `kEvictFirst`: the row leaves L2 before anything else, such as the instructions of this kernel.
+// `kEvictFirst`: whole tiles leave L2 first, or a row longer than L2 would evict even instructions.
 template <typename T, int kDepth, bool kEvictFirst = true>
 struct TileRing {
   static constexpr int kVecs = kVecsOfTile<T>;

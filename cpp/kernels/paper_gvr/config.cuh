@@ -10,7 +10,6 @@ constexpr int kCapacity = 6144;  // most candidates: three times the largest k (
 constexpr int kMaxItems = kCapacity / 3;
 constexpr int kHintPerThread = kMaxItems / kThreads;
 constexpr int kSecantPasses = 4, kFloatPasses = 8;
-constexpr int kPrefetchedVecs = 65536 / sizeof(uint4);  // most of a row
 
 // The ring is as many bytes deep for every dtype. The row is read again, so it is not evicted first.
 template <typename T>
