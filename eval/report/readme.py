@@ -134,7 +134,7 @@ def summary() -> str:
     return render(
         "summary.md.j2",
         **values,
-        means=[(ratios[peer]["geometric_mean"], peers[peer]) for peer in SUMMARY_PEERS],
+        means=[ratios[peer] | {"name": peers[peer]} for peer in SUMMARY_PEERS],
         won={"times": 1 / ratio, "by": peers[impl], "width": None, **cell} if ratio < 1 - NOISE else None,
     )
 
