@@ -17,10 +17,11 @@ pytestmark = pytest.mark.sanitizer
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [5, 513, 4099])
-def test_rows_off_alignment(path: str, dtype: torch.dtype, n: int) -> None:
+@pytest.mark.parametrize("n", [5, 513, 4096, 4099])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_rows_on_and_off_alignment(path: str, dtype: torch.dtype, n: int, shift: int) -> None:
     rows = torch.randint(-40, 40, (3, n), generator=torch.Generator().manual_seed(n)).to(dtype)
-    logits = place(rows, pad=3, shift=1)
+    logits = place(rows, pad=3 * shift, shift=shift)
     got = run(logits, full_lengths(logits), 512, path=path)
     assert wrong_rows(got, logits, full_lengths(logits), 512) == []
 
