@@ -18,6 +18,7 @@ from sampler_setup import fail
 from vllm_engine import HERE, Runner, Step, fake_vllm
 from vllm_lines import assert_exact, assert_prompts_exact, calls
 
+from gvr_topk import policy
 from gvr_topk.constants import STATE_UNKNOWN, STATE_VALUE_ONLY
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
@@ -544,6 +545,17 @@ def test_no_library(log, monkeypatch):
     integration.register()
     serve(ours=False)
     assert log == [f"gvr_topk in vLLM 0.33.0: refused: the CUDA library is not usable: not built. {OWN}"]
+
+
+def test_gpu_without_code(log, monkeypatch):
+    """CUDA is initialized before a module is patched; otherwise calls of each kind would fail."""
+    for name, value in (("is_initialized", 1), ("is_available", 1), ("get_device_capability", (8, 0))):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(policy, "library_status", lambda: LibraryStatus(True, None, ""))
+    integration.register()
+    serve(ours=False, prompt=True)
+    assert len(log) == 1 and "refused: wanted a GPU that the library holds code for (" in log[0]
+    assert log[0].endswith(f"got compute capability 8.0. {OWN}")
 
 
 def test_unknown_version(changed, log, monkeypatch):

@@ -54,6 +54,7 @@ from gvr_topk.integrations.vllm.upstream import (
     V1_RUNNER_MODULE,
     VERIFY_DRAFTS,
 )
+from gvr_topk.policy import no_kernels_reason
 
 LOGGER = "vllm.gvr_topk"
 """A child of vLLM's own logger, so it has the handlers and the level of that logger."""
@@ -124,6 +125,9 @@ class _Integration:
         if self.refused or name in self.connected or self.hook is None:
             return
         self.connected.add(name)
+        if torch.cuda.is_initialized() and (reason := no_kernels_reason()):  # asking would initialize CUDA
+            self.refuse(reason)
+            return
         try:
             self._connect(self.hook, sys.modules[name])
         except Exception as error:  # vLLM must start even if we cannot
