@@ -10,7 +10,7 @@ At the place that failed the region of the branch, from its BSSY to its BSYNC, s
 compiler had moved the BSSY ahead of the barrier. `Finding.spans_barrier` marks that.
 
 It does not see lanes that part in a kernel without a BSSY ahead, nor whether lanes share a condition, which
-`SAME_IN_ALL_LANES` says. A function in `WITHOUT_BARRIER` stands for all of its branches.
+`SAME_IN_ALL_LANES` says. What explains a finding is known by its file and the beginning of its source line.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 from eval.common.paths import KERNELS
 
-EXPLAINED = {"cluster/row_job.cuh: arrive_at_start": "an arrival without .aligned: lanes may be apart"}
-"""Why collectives need no guard, by file and function."""
+NEED_NO_GUARD = ("cluster/row_job.cuh: if (ctx.ctas > 1) ptx::cluster_arrive_relaxed();",)
+"""Collectives that lanes may reach apart: an arrival without .aligned."""
 
 SAME_IN_ALL_LANES = (
     "cluster/exchange.cuh: if (ctx.ctas > 1) {",  # a launch's; what it stores is in `WITHOUT_BARRIER`
@@ -47,19 +47,26 @@ SAME_IN_ALL_LANES = (
     "small_row/cta_tile.cuh: for (int first = 0; total != 0; first += kPerVec<T>) {",  # a sum over the warp
     "small_row/partition.cuh: for (uint32_t i = 0; i < partition.boundary_count; i += 4) {",
 )
-"""Branches, by file and the beginning of the line, whose conditions are the row's or its interval's: a whole
-warp's. No lanes part there, so their regions may span a block barrier."""
+"""Branches whose conditions are the row's or its interval's: a whole warp's. No lanes part there, so their
+regions may span a block barrier."""
 
-WITHOUT_BARRIER = {
-    "cluster/exchange.cuh: store_to_peers": "lanes that have nothing to send",
-    "resident/cluster_tile.cuh: copy_before": "lanes at the row's end",
-}
-"""Branches, by file and function, behind which nothing but a BSYNC brings lanes together."""
+WITHOUT_BARRIER = (
+    "cluster/exchange.cuh: ptx::store_async_if(index < kHeaderVecs,",  # lanes that have nothing to send
+    "cluster/exchange.cuh: ptx::store_async_if(there,",
+    "cluster/exchange.cuh: for (uint32_t begin = 0; begin < sent;",  # all lanes make as many rounds with it
+    "resident/cluster_tile.cuh: ptx::copy_async_before<kVec * kGroupBytes>(",  # lanes at the row's end
+)
+"""Branches behind which nothing but a BSYNC brings lanes together."""
 
-AHEAD_OF_BLOCK_BARRIER = {
-    "resident/count_and_emit.cuh: count_and_list": "lanes have different numbers of keys to list",
-    "resident/kernel.cuh: resident_topk": "one thread keeps what is known of a missed guess",
-}
+AHEAD_OF_BLOCK_BARRIER = (
+    "resident/count_and_emit.cuh: if (ctx.lane == 0) {",  # one lane adds the sums of its warp
+    "resident/count_and_emit.cuh: if (has_tie_key) ptx::add_shared(",
+    "resident/count_and_emit.cuh: if (inside != 0) {",  # lanes have different numbers of keys to list
+    "resident/count_and_emit.cuh: uint32_t slot = atomicAdd(",
+    "resident/count_and_emit.cuh: while (inside != 0) {",
+    "resident/count_and_emit.cuh: if (last != first) ctx.list.put(",
+    "resident/kernel.cuh: if (ctx.thread == 0) {",  # one thread keeps what is known of a missed guess
+)
 """The same, if a block barrier is on every way to the collective. ptxas guards nothing behind one either."""
 
 _FUNCTION = re.compile(r"^\s*\.text\.(\S+):$")
@@ -260,24 +267,12 @@ def _reached(starts: Iterable[int], graph: list[list[int]], stops: Set[int]) -> 
 
 
 def _named(one: Instruction) -> str:
-    """Source line of an instruction: the innermost one of the kernels that is not a helper in ``ptx/``."""
+    """Source line of an instruction: the innermost one of the kernels that is not a helper in ``ptx/``.
+
+    In functions out of line ptxas mixes calls up, so that a helper may have the line of another call.
+    """
     ours = [source for source in one.sources if "/" in source and not source.startswith(("/", "ptx/"))]
     return (ours or list(one.sources) or [f"{one.address:#x}"])[0]
-
-
-def enclosing_function(line: str) -> str:
-    """``folder/file: function`` of a ``folder/file:line``, which stays the same when lines move.
-
-    ptxas often gives an instruction the line of another one beside it, so the line itself would not.
-    """
-    path, _, number = line.rpartition(":")
-    file = KERNELS / path
-    lines = file.read_text().splitlines()[: int(number, 0)] if file.is_file() else []
-    for at in range(len(lines) - 1, -1, -1):
-        if re.match(r"\s*(inline )?(static )?(__(device|global)__|GVR_DEVICE)", lines[at]):
-            names = re.findall(r"\b(?!__)(\w+)\(", " ".join(lines[at : at + 2]))
-            return f"{path}: {names[0]}" if names else line
-    return line
 
 
 def _source(line: str) -> str:
@@ -291,9 +286,9 @@ def unexplained(findings: Iterable[Finding]) -> list[Finding]:
     """Findings that must not be: where lanes part, any whose region spans a barrier, too."""
 
     def is_explained(one: Finding) -> bool:
-        function = enclosing_function(one.branch)
-        known = function in WITHOUT_BARRIER or (one.behind_barrier and function in AHEAD_OF_BLOCK_BARRIER)
-        known = known or enclosing_function(one.collective) in EXPLAINED
-        return _source(one.branch).startswith(SAME_IN_ALL_LANES) or (known and not one.spans_barrier)
+        branch = _source(one.branch)
+        known = branch.startswith(WITHOUT_BARRIER) or _source(one.collective).startswith(NEED_NO_GUARD)
+        known = known or (one.behind_barrier and branch.startswith(AHEAD_OF_BLOCK_BARRIER))
+        return branch.startswith(SAME_IN_ALL_LANES) or (known and not one.spans_barrier)
 
     return [one for one in findings if not is_explained(one)]

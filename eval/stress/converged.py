@@ -17,16 +17,16 @@ import torch
 
 from eval.common.machine import write_json
 from eval.common.paths import KERNELS, ROOT
-from eval.report.sass import enclosing_function
 from eval.stress.stress_library import StressError, op_library
 
 _MACROS = re.findall(r"^#define ([a-z_]+)", (ROOT / "cpp/stress/converged.h").read_text(), re.MULTILINE)
 COLLECTIVE = re.compile(rf"\b({'|'.join(_MACROS)})\(")
 
 GUARDED_BY = {
-    "sampling/row.cuh: warp_max": "ptxas, in all copies: BRA.DIV or WARPSYNC directly ahead of the REDUX",
+    "sampling/row.cuh: const uint32_t high =": "ptxas, in all copies: BRA.DIV or WARPSYNC directly ahead of "
+    "the REDUX",
 }
-"""What guards collectives that lanes may reach apart, by file and function."""
+"""What guards collectives that lanes may reach apart, by file and the beginning of the source line."""
 
 
 def collectives() -> dict[str, str]:
@@ -44,7 +44,8 @@ def guard_of(place: str, code: str) -> str | None:
     """What guards a collective, by its place and source text; None if nothing is known to."""
     if "ptx::reconverge(" in code:
         return "is itself the barrier that brings them together"
-    return GUARDED_BY.get(enclosing_function(place))
+    line = f"{place.partition(':')[0]}: {code}"
+    return next((guard for start, guard in GUARDED_BY.items() if line.startswith(start)), None)
 
 
 def record(run: dict[str, Any], out: Path | None) -> bool:
