@@ -26,7 +26,6 @@ NEED_NO_GUARD = ("cluster/row_job.cuh: if (ctx.ctas > 1) ptx::cluster_arrive_rel
 """Collectives that lanes may reach apart: an arrival without .aligned."""
 
 SAME_IN_ALL_LANES = (
-    "cluster/exchange.cuh: if (ctx.ctas > 1) {",  # a launch's; what it stores is in `WITHOUT_BARRIER`
     "cluster/predictor.cuh: if (by_value) {",
     "cluster/predictor.cuh: } else if (moments.are_known()) {",
     "cluster/predictor.cuh: if (kth > kMostFiniteKey) return",
@@ -37,9 +36,6 @@ SAME_IN_ALL_LANES = (
     "cluster/row_job.cuh: return traits.has(LaunchTraits::kDraftRows) ?",
     "cluster/select.cuh: if (2 * stride >= count) return;",  # a warp's keys, as many for each of its lanes
     "cluster/select.cuh: for (int i = kInRegisters * stride; i < count; i += stride)",
-    "core/chunked_store.cuh: for (int first = 0; first < count; first += 32 * kAtOnce) {",  # a warp's items
-    "core/chunked_store.cuh: if (first + 32 * j < count) visit(some[j]);",
-    "resident/count_and_emit.cuh: if (tie_key != kAbsentKey) {",
     "resident/cluster_tile.cuh: for (int j = 0; j < kVecs; ++j) {",  # up to the row's vectors in a lane
     "resident/cluster_tile.cuh: if (length >= (32 - lane) * vecs * kPerVec<T>) return;",  # see there
     "resident/resolve_miss.cuh: const uint32_t at_tie_key = tie_key != kAbsentKey ?",
