@@ -28,6 +28,8 @@ $(VENV)/.tools: pyproject.toml
 
 PIP = packaging/show_build $(VENV)/bin/pip
 BUILD_HERE = --verbose --no-build-isolation
+# Tests read the source lines of kernels that are compiled here. A wheel does without.
+install replay: export CMAKE_ARGS ?= -DGVR_TOPK_LINE_INFO=ON
 
 # Editable: the checkout is what runs, from any folder, with the libraries in gvr_topk/lib.
 install: $(VENV)/.tools  ## install the checkout and all it is tested with into .venv

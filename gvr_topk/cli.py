@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from gvr_topk import __version__, indexer_topk_decode, library_status
-from gvr_topk.config import ConfigError, ConfigFileError, load_config
+from gvr_topk.config import ConfigError, ConfigFileError, Problem, load_config
 from gvr_topk.config_files import combine
 from gvr_topk.constants import MIN_ARCH, HintReason
 from gvr_topk.constants import Path as OpPath
@@ -298,14 +298,15 @@ def _check_config(options: argparse.Namespace) -> int:
 def _combine(options: argparse.Namespace) -> int:
     try:
         text = combine(options.files)
+        if options.out is not None and options.out.resolve() in [file.resolve() for file in options.files]:
+            raise ConfigError([Problem(str(options.out), "", "a file of its own", "one that is combined")])
     except ConfigError as error:
         _report_error(error)
         return _config_exit_code(error)
-    if options.out is None:
-        print(text, end="")
-        return EXIT_OK
-    options.out.write_text(text, encoding="utf-8")
-    print(f"wrote {options.out}")
+    if options.out is not None:
+        options.out.write_text(text, encoding="utf-8")
+        text = f"wrote {options.out}\n"
+    print(text, end="")
     return EXIT_OK
 
 

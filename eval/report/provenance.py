@@ -111,6 +111,11 @@ def changed_since(commit: str) -> bool:
     return _git("diff", "--quiet", commit, "--", *GPU_SOURCES) == 1
 
 
+def is_of_today(data: Mapping[str, Any]) -> bool:
+    """Whether that code is today's where a result file's figures were measured."""
+    return not any(map(changed_since, commits_of(data)))
+
+
 def has_history() -> bool:
     """Whether Git knows every commit before this one."""
     shallow = output_of("git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository")

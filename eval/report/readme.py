@@ -438,10 +438,14 @@ def selections(bench: Mapping[str, Any], peers: Mapping[str, str]) -> list[str]:
     return [f"{name} {sets[impl]}" for impl, name in named.items() if impl in sets]
 
 
+def _eager_us(data: dict[str, Any]) -> dict[str, float]:
+    return {result["call"]: result["us"] for result in data["results"]}
+
+
 def host_time(files: Results) -> dict[str, Any]:
     """What an eager call costs the host, beside other projects' calls."""
     data = files.one("host_time.json")
-    us = {result["call"]: result["us"] for result in data["results"]}
+    us = _eager_us(data)
     rows = {
         "this package: `state`, `row_slot` and `out` given": us["hinted"],
         "the op's own overload, which `bind` returns": us["dispatcher"],
@@ -451,8 +455,10 @@ def host_time(files: Results) -> dict[str, Any]:
     named = {"vllm": "vLLM", "trtllm": "TensorRT-LLM", "torch": "torch.topk"}
     others = {name: us[call] for call, name in named.items() if call in us}
     slower = listed([name for name, time in others.items() if us["hinted"] > (1 + NOISE) * time])
+    alone = files.quote(files.of_all_gpus("host_time_alone.json")).values()
     return {
         "source": source_of(data),
+        "alone": [(*map(_eager_us(of).get, ("hinted", "dispatcher")), source_of(of)) for of in alone],
         "us": us["hinted"],
         "bound": us["dispatcher"],
         "others": [f"{name} {shown(time)}" for name, time in others.items()],

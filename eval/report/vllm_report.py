@@ -23,7 +23,7 @@ from eval.engines.vllm_sampler import (
     why_of,
 )
 from eval.report.pages import listed, render, shown
-from eval.report.provenance import Files, Results, device_of, older_kernels, refuse_if, source_of
+from eval.report.provenance import Files, Results, device_of, is_of_today, older_kernels, refuse_if, source_of
 
 MODES = {"stock": "vLLM's", "ours": "this package"}
 GRAPHS = {"eager": "eager", "full": "FULL graphs"}
@@ -241,8 +241,9 @@ def _engines_compared(trials: Iterable[Data]) -> list[tuple[str, Data, dict[str,
 
 
 def total_compared(files: Results) -> dict[str, Any] | None:
-    """What all engines of one GPU compared: ``decode``, ``prefill``, ``seen``, ``differ`` and ``source``."""
-    trials = _sound(files.quote(files.of_one_gpu(TRIALS, _has_compared)))
+    """What engines of one GPU compared, with today's kernels if any did: counts and ``source``."""
+    today = files.of_one_gpu(TRIALS, lambda data: _has_compared(data) and is_of_today(data))
+    trials = _sound(files.quote(today or files.of_one_gpu(TRIALS, _has_compared)))
     if not trials:
         return None
     counts = [count for _, _, count in _engines_compared(trials.values())]

@@ -11,15 +11,7 @@ from bench_data import CAUSAL
 from bench_data import short_chains as short_chains  # a fixture for all
 
 from eval.bench import bench_cases, kernel_timing
-from eval.bench.bench_cases import (
-    BATCHES,
-    LENGTHS,
-    Cell,
-    EngineRows,
-    Sources,
-    all_cells,
-    make_chain,
-)
+from eval.bench.bench_cases import BATCHES, LENGTHS, Cell, EngineRows, Sources, all_cells, make_chain
 from eval.bench.bench_report import SHAPES
 from eval.bench.kernel_timing import GRAPHS, POISON, Chain, ChainRun, Prepared, chain_of
 from eval.bench.our_kernels import Variant, prepare_ours

@@ -16,11 +16,7 @@ from gvr_topk import indexer_topk_blocks, indexer_topk_in_blocks
 from gvr_topk.arguments import BlocksArguments, InBlocksArguments
 from gvr_topk.constants import BLOCK_SIZE, MAX_CHOSEN_BLOCKS, MAX_WIDTH, ONE_LAUNCH_BLOCKS_WIDTH
 from gvr_topk.contract import DTYPES
-from gvr_topk.evaluation.oracle import (
-    sorted_blocks,
-    sorted_in_blocks,
-    sorted_topk,
-)
+from gvr_topk.evaluation.oracle import sorted_blocks, sorted_in_blocks, sorted_topk
 
 OPS = {
     "blocks": torch.ops.gvr_topk.indexer_topk_blocks.default,

@@ -106,6 +106,8 @@ def test_a_combination_is_checked_as_a_whole(tmp_path: Path, capsys: pytest.Capt
     assert not out.exists()
     said = "wanted index_topk 512, 1024 or 2048 with path paper_gvr, got index_topk 1000"
     assert capsys.readouterr() == ("", f"gvr-topk: combined from {files[0]}, {files[1]}: {said}\n")
+    assert cli.main(["config", "combine", str(files[1]), "--out", str(files[1])]) == 1
+    assert files[1].read_text() == "gvr_topk: {path: paper_gvr}\n"
 
 
 def test_names_stay_inside_of_the_comment(tmp_path: Path) -> None:

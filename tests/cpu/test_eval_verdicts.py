@@ -256,9 +256,8 @@ RESULTS = json.loads((ROOT / "eval" / "results" / "verdict_simulation.json").rea
 def test_committed_rates_keep_their_promises() -> None:
     promised = [row for row in RESULTS["rows"] if row["bound"]]
     assert len(promised) >= 12 and RESULTS["campaigns"] >= 10_000
-    assert (
-        RESULTS["error_rate"] == ERROR_RATE and {int(key): v for key, v in RESULTS["looks"].items()} == LOOKS
-    )
+    assert RESULTS["error_rate"] == ERROR_RATE
+    assert {int(key): v for key, v in RESULTS["looks"].items()} == LOOKS
     for row in promised:
         assert row["rate"] <= row["limit"] if row["bound"] == "at most" else row["rate"] >= row["limit"], row
 

@@ -13,11 +13,12 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 ROW = re.compile(r"^\| (.+) \| [\d,]+ \| [\d,]+ \| ([\d,]+) \|$", re.MULTILINE)
 TODAY = {name: int(number.replace(",", "")) for name, number in ROW.findall(PAGE)}
 SOURCES = {".py", ".cu", ".cuh", ".h", ".cpp"}
+BUILT = "_build.py"  # the build writes it
 
 
 @pytest.mark.parametrize("folder", ["cpp/kernels", "gvr_topk", "eval", "eval/common", "tests"])
 def test_lines(folder: str) -> None:
-    files = [file for file in (ROOT / folder).rglob("*") if file.suffix in SOURCES]
+    files = [file for file in (ROOT / folder).rglob("*") if file.suffix in SOURCES and file.name != BUILT]
     lines = sum(file.read_bytes().count(b"\n") for file in files)
     limit = TODAY[f"lines of `{folder}/`"]
     assert 0.97 * limit < lines <= limit, "docs/architecture.md says how many there are"

@@ -5,17 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracle import (
-    ANY_K,
-    PATHS,
-    clone,
-    exact,
-    full_lengths,
-    new_state,
-    place,
-    run,
-    words,
-)
+from oracle import ANY_K, PATHS, clone, exact, full_lengths, new_state, place, run, words
 
 from eval.stress.stress_cases import packed_spreads
 from gvr_topk.constants import STATE_INFINITE, STATE_MASKED, STATE_VALUE_ONLY, STATE_ZSCORE_ORIGIN

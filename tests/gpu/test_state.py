@@ -12,13 +12,7 @@ from launches import skip_unserved
 from oracle import PATHS, clone, columns, exact, full_lengths, new_state, new_stats, run, run_forced
 from torch import Tensor
 
-from gvr_topk.constants import (
-    STATE_FLOATS,
-    STATE_INFINITE,
-    STATE_MASKED,
-    STATE_UNKNOWN,
-    StatsColumn,
-)
+from gvr_topk.constants import STATE_FLOATS, STATE_INFINITE, STATE_MASKED, STATE_UNKNOWN, StatsColumn
 from gvr_topk.contract import DTYPES
 from gvr_topk.policy import plan
 from gvr_topk.state import TopkState

@@ -59,7 +59,6 @@ from gvr_topk.policy import no_kernels_reason
 LOGGER = "vllm.gvr_topk"
 """A child of vLLM's own logger, so it has the handlers and the level of that logger."""
 
-
 _asks_for_slices = functools.partial(environment.asks_for, environment.ENABLE_SLICES)
 _asks_for_dcp = functools.partial(environment.asks_for, environment.ENABLE_DCP)
 _asks_for_sampler = functools.partial(environment.asks_for, environment.ENABLE_SAMPLER, Mode.ON)
@@ -125,10 +124,9 @@ class _Integration:
         if self.refused or name in self.connected or self.hook is None:
             return
         self.connected.add(name)
-        if torch.cuda.is_initialized() and (reason := no_kernels_reason()):  # asking would initialize CUDA
-            self.refuse(reason)
-            return
         try:
+            if torch.cuda.is_initialized() and (reason := no_kernels_reason()):  # asking would do it
+                raise _Unlike(reason)
             self._connect(self.hook, sys.modules[name])
         except Exception as error:  # vLLM must start even if we cannot
             self.refuse(str(error) if isinstance(error, _Unlike) else one_line(error))
