@@ -30,11 +30,7 @@ FORMAT = "gvr_topk.topk/1"
 SHAPES = ((64, 131_072), (1, 1 << 20), (16, 1 << 20), (1, 1 << 24))
 K = (1, 64, 512, 2048, 4096, 16_384, 65_536, 131_072)
 Call = Callable[[Tensor, int], Any]
-OURS: dict[str, Call] = {
-    "topk": topk,
-    "unsorted": functools.partial(topk, sorted=False),
-    "mask": topk_mask,
-}
+OURS: dict[str, Call] = {"topk": topk, "unsorted": functools.partial(topk, sorted=False), "mask": topk_mask}
 
 
 def batches(rows: int, width: int, dtype: torch.dtype) -> list[Tensor]:

@@ -111,11 +111,6 @@ def changed_since(commit: str) -> bool:
     return _git("diff", "--quiet", commit, "--", *GPU_SOURCES) == 1
 
 
-def is_of_today(data: Mapping[str, Any]) -> bool:
-    """Whether that code is today's where a result file's figures were measured."""
-    return not any(map(changed_since, commits_of(data)))
-
-
 def has_history() -> bool:
     """Whether Git knows every commit before this one."""
     shallow = output_of("git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository")
@@ -148,6 +143,16 @@ def machine_code_of(commit: str | None) -> str | None:
     return None
 
 
+def same_machine_code(commit: str) -> bool:
+    """Whether the recorded machine code of a commit's kernels is today's."""
+    return (today := machine_code_of(None)) is not None and machine_code_of(commit) == today
+
+
+def is_of_today(data: Mapping[str, Any]) -> bool:
+    """Whether a result file's figures are of today's kernels, which may have been rewritten since."""
+    return all(not changed_since(commit) or same_machine_code(commit) for commit in commits_of(data))
+
+
 def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) -> str:
     """Sentences on figures, by file and commit, whose kernels are not today's; empty if all are."""
     files: dict[str, list[str]] = {}
@@ -155,8 +160,7 @@ def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) 
         for commit in commits:
             files.setdefault(commit, []).append(f"`{file}`")
     changed = {commit: sorted(names) for commit, names in sorted(files.items()) if changed_since(commit)}
-    today = machine_code_of(None) if changed else None
-    same = {commit for commit in changed if today is not None and machine_code_of(commit) == today}
+    same = set(filter(same_machine_code, changed))
     said = []
     for commits, what in (
         (same, "have been rewritten since, with the same machine code (host code may differ):"),

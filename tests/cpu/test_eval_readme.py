@@ -75,6 +75,8 @@ class TestReadmeTable:
             "differ): same (`b.json`). "
             "The kernels have changed since they were measured: old (`b.json`, `c.json`)."
         )
+        files = [{"machine": {"commit": commit}} for commit in ("new", "same", "old")]
+        assert [provenance.is_of_today(data) for data in files] == [True, True, False]
         codes[None] = codes["same"] = codes["old"] = None  # type: ignore[assignment]
         assert "changed since they were measured: old (`b.json`, `c.json`); same" in provenance.older_kernels(
             quoted
