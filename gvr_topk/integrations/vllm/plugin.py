@@ -76,7 +76,7 @@ OPTIONAL: tuple[tuple[str, Callable[[], bool], tuple[PatchPoint, ...]], ...] = (
 
 
 class _Unlike(RuntimeError):
-    """The installed vLLM is not one that the table describes."""
+    """The installed vLLM is not one that the table describes, or no kernel runs on its GPU."""
 
 
 class _Integration:
@@ -125,7 +125,7 @@ class _Integration:
             return
         self.connected.add(name)
         try:
-            if torch.cuda.is_initialized() and (reason := no_kernels_reason()):  # asking would do it
+            if torch.cuda.is_initialized() and (reason := no_kernels_reason()):  # before, asking would do it
                 raise _Unlike(reason)
             self._connect(self.hook, sys.modules[name])
         except Exception as error:  # vLLM must start even if we cannot
