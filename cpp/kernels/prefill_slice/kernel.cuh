@@ -12,9 +12,10 @@
 // - merge: radix rounds over the carry and the list find the k-th key, and what is selected goes to the
 //   carry, or to the output where the row ends (prefill_slice/merge.cuh).
 //
-// The first tiles of the next row are fetched while this row is merged. If the list has no room for all
-// elements, the slice is streamed again with a key from a sample. If that fails too, radix rounds take the
-// carry and the whole slice, as they do for a large k.
+// A warp that has listed its part fetches its first tiles of the next row, and half of the CTAs start a
+// little later, so that some read while others merge. If the list has no room for all elements, the slice is
+// streamed again with a key from a sample. If that fails too, radix rounds take the carry and the whole
+// slice, as they do for a large k.
 #pragma once
 
 #include "core/launch.cuh"
@@ -66,13 +67,25 @@ GVR_DEVICE RowStream<T> stream_of(const SliceParams& p, SliceShared& smem, const
   return RowStream<T>(RowView<T>{row + slice.window.start, slice.window.n, false}, smem.ring, warp, lane);
 }
 
-// Lists the elements above a key. A block barrier separates this from the use of the counts.
+// Fetches the first tiles of a slice.
 template <typename T>
-GVR_DEVICE void list_above(SliceShared& smem, const RowStream<T>& stream, int shift, uint32_t key,
-                           SliceStore& store, int warp, int lane) {
-  const float bound = KeyInterval::only(key).high();
-  const int first = shift + stream.begin - stream.lead + kValuesPerThread * lane;
+__device__ __noinline__ void start_stream(const SliceParams& p, int turn) {
+  SliceShared& smem = shared_memory();
+  stream_of<T>(p, smem, smem.slices[turn]).start();
+}
+
+// Lists the elements above a key. Each warp, whose ring is its own, then fetches its first tiles of the slice
+// number `next`, unless that is negative. A block barrier separates this from the use of the counts.
+template <typename T>
+__device__ __noinline__ void list_above(const SliceParams& p, int turn, int next, uint32_t key) {
+  SliceShared& smem = shared_memory();
+  const Slice& slice = smem.slices[turn];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const RowStream<T> stream = stream_of<T>(p, smem, slice);
+  SliceStore store = store_of_warp(smem, p.list_chunks, warp);
   store.claim_part(lane);
+  const float bound = KeyInterval::only(key).high();
+  const int first = slice.shift + stream.begin - stream.lead + kValuesPerThread * lane;
   stream.for_each_tile([&](int step, uint32_t slot, uint32_t bits) {
     uint32_t above;
     stream.ring.not_below(INFINITY, bound, slot, above);  // The compiler removes the other bits.
@@ -80,9 +93,12 @@ GVR_DEVICE void list_above(SliceShared& smem, const RowStream<T>& stream, int sh
       store.store[at] = BufferedValue{first + step * kTileElements + index, stream.ring.value(slot, index)};
     });
   });
-  if (lane != 0) return;
-  smem.stored[warp] = store.count;
-  if (store.full) smem.is_full = 1;
+  if (next >= 0) stream_of<T>(p, smem, smem.slices[next]).start();
+  if (lane == 0) {
+    smem.stored[warp] = store.count;
+    if (store.full) smem.is_full = 1;
+  }
+  ptx::reconverge(ptx::unknown_zero());
 }
 
 // Forgets all listed elements. Block barriers separate this from the uses before and after.
@@ -106,14 +122,18 @@ __device__ __noinline__ uint32_t guess_key(const SliceParams& p, int turn) {
 // Merges with the listed elements, which are all that lie above `key`. Returns false, and merges nothing, if
 // the k-th key of a sample's list may lie among those that were not listed.
 template <typename T>
-__device__ __noinline__ bool merge_listed(const SliceParams& p, int turn, int count, uint32_t listed,
-                                          uint32_t key) {
+__device__ __noinline__ bool merge_listed(const SliceParams& p, int turn, uint32_t key) {
   SliceShared& smem = shared_memory();
   const Slice& slice = smem.slices[turn];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, k = p.prefill.k;
+  const uint32_t listed = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.stored[lane] : 0);
+  if (listed == 0 && !p.ends && key == slice.kth_key) return true;
+  // Read once, before a pair is written: pairs move to other places.
+  const CarriedPairs pairs(CarryRow(p, slice).word + 1, slice.carried, warp, lane);
   SliceStore store = store_of_warp(smem, p.list_chunks, warp);
-  store.count = count;
+  store.count = static_cast<int>(smem.stored[warp]);
   const int total = slice.carried + static_cast<int>(listed);
+  const auto for_each_carried = [&](auto visit) { pairs.for_each(visit); };
   const auto for_each_listed = [&](auto visit) {
     store.for_each(lane, 0, BufferedValue{-1, 0.0f}, [&](const BufferedValue& x) {
       visit(x.position >= 0 ? order_key(x.value) : kAbsentKey, x.position);
@@ -121,19 +141,35 @@ __device__ __noinline__ bool merge_listed(const SliceParams& p, int turn, int co
   };
   KthKey kth = KthKey::none();
   if (total >= k && listed > 0) {
-    const CarriedPairs pairs(CarryRow(p, slice).word + 1, slice.carried, warp, lane);
     kth = find_kth<T>(smem, k, key, [&](auto visit) {
-      pairs.for_each([&](uint32_t x, int) { visit(x); });
+      for_each_carried([&](uint32_t x, int) { visit(x); });
       for_each_listed([&](uint32_t x, int) { visit(x); });
     });
   }
   if (key != slice.kth_key && kth.key <= key) return false;
-  if (listed == 0 && !p.ends) return true;
-  EarlierItems carried{static_cast<uint32_t>(slice.carried), 0};
-  if (p.ends || kth.key != kAbsentKey) carried = put_carried(p, turn, kth);
-  put_selected(p, smem, turn, kth, carried, warp, lane, for_each_listed);
+  const uint32_t of_carry = count_selected(kth, for_each_carried);
+  const uint32_t of_list = count_selected(kth, for_each_listed);
+  if (lane == 0) {
+    smem.warp_sums[0][warp] = of_carry;
+    smem.warp_sums[1][warp] = of_list;
+  }
+  __syncthreads();
+  const EarlierItems carried =
+      put_selected(p, turn, kth, EarlierItems{0, 0}, smem.warp_sums[0], warp, lane, for_each_carried);
+  put_selected(p, turn, kth, carried, smem.warp_sums[1], warp, lane, for_each_listed);
   finish(p, turn, min(total, k), kth.key);
   return true;
+}
+
+// Rows of one length end together on all SMs, and nobody would read while all CTAs merge. So half of the CTAs
+// start later, by half of the time that a row takes, or by a merge, which is shorter where rows are long.
+template <typename T>
+GVR_DEVICE void stagger(const SliceParams& p, const Slice& first) {
+  constexpr uint32_t kBytesPerNs = 36;  // of an SM on an H200, whose 132 share 4.8 TB/s
+  constexpr uint32_t kMergeNs = 20'000;
+  const bool is_late = blockIdx.x >= gridDim.x / 2 && static_cast<uint32_t>(p.prefill.rows) >= 2 * gridDim.x;
+  if (is_small_arch(kArch) || !is_late) return;
+  __nanosleep(min(static_cast<uint32_t>(first.window.n) * sizeof(T) / kBytesPerNs, size_t{kMergeNs}));
 }
 
 // What is kept from row to row, the same in all threads.
@@ -144,10 +180,9 @@ struct Progress {
 
 // Merges a row's slice into its carry, and starts to stream the next row.
 template <typename T>
-GVR_DEVICE void merge_slice(const SliceParams& p, SliceShared& smem, int turn, const Slice& next,
-                            Progress& progress) {
+GVR_DEVICE void merge_slice(const SliceParams& p, SliceShared& smem, int turn, int next, Progress& progress) {
   const Slice& slice = smem.slices[turn];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, k = p.prefill.k;
+  const int k = p.prefill.k;
   if (!is_streamed(p, slice)) {
     if (slice.window.n > 0 && slice.kth_key != kMaxKey) {
       merge_by_rounds<T>(p, turn);
@@ -163,26 +198,22 @@ GVR_DEVICE void merge_slice(const SliceParams& p, SliceShared& smem, int turn, c
   progress.overflowed = false;
 #pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {
-    const RowStream<T> stream = stream_of<T>(p, smem, slice);
-    if (!progress.is_started) stream.start();
-    progress.is_started = false;
+    if (!progress.is_started) start_stream<T>(p, turn);
     const uint32_t key = samples ? max(guess_key<T>(p, turn), slice.kth_key) : slice.kth_key;
     progress.overflowed |= slice.carried == k && key != slice.kth_key;
-    SliceStore store = store_of_warp(smem, p.list_chunks, warp);
-    list_above(smem, stream, slice.shift, key, store, warp, lane);
+    progress.is_started = is_streamed(p, smem.slices[next]);
+    list_above<T>(p, turn, progress.is_started ? next : -1, key);
     __syncthreads();
-    const uint32_t listed = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.stored[lane] : 0);
-    const bool is_full = smem.is_full != 0;
-    if (!is_full) {
-      progress.is_started = is_streamed(p, next);
-      if (progress.is_started) stream_of<T>(p, smem, next).start();
-      if (!merge_listed<T>(p, turn, store.count, listed, key)) break;
+    if (smem.is_full == 0) {
+      if (!merge_listed<T>(p, turn, key)) break;
       __syncthreads();  // All warps have read the list.
       reset_list(p, smem);
       return;
     }
+    if (progress.is_started) ptx::wait_copies<0>();  // The slice is streamed through the same memory again.
+    progress.is_started = false;
     progress.overflowed |= slice.carried == k;
-    __syncthreads();  // All warps have read the counts.
+    __syncthreads();  // All warps know that the list is full.
     reset_list(p, smem);
     __syncthreads();
     if (samples) break;
@@ -209,13 +240,14 @@ __global__ void __launch_bounds__(kBlockThreads, is_small_arch(kArch) ? 1 : kPre
   reset_list(p, smem);
   Progress progress;
   __syncthreads();
+  stagger<T>(p, smem.slices[0]);
 #pragma unroll 1
   for (int turn = 0;;) {
     if (smem.slices[turn].window.row < 0) return;
     const int after = turn == kWindowsAhead ? 0 : turn + 1;
     const SliceLoad later(p, thread == 0 ? smem.schedule.next(p.prefill) : -1);
     ptx::reconverge(ptx::unknown_zero());
-    merge_slice<T>(p, smem, turn, smem.slices[after], progress);
+    merge_slice<T>(p, smem, turn, after, progress);
     __syncthreads();  // All threads have used the slice of the row before, whose place is taken.
     if (thread == 0) smem.slices[after == kWindowsAhead ? 0 : after + 1] = later.slice(p);
     __syncthreads();

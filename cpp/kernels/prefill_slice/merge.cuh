@@ -70,38 +70,39 @@ GVR_DEVICE void put(const SliceParams& p, int turn, uint32_t item, uint32_t key,
   carry.word[1 + item] = uint64_t{key} << 32 | static_cast<uint32_t>(position);
 }
 
-// Puts the selected ones of some items. for_each(visit) calls visit(key, position) for 32 consecutive items
-// of a warp at once, and warps follow each other; absent items have a key below every score's. `before`: what
-// comes before the items. Returns that, and what all of them are.
+static_assert(CarriedPairs::kOfBlock <= 0xffff && kMaxSliceChunks * kChunk <= 0xffff);
+
+// Counts a warp's items above the k-th key, and its ties in the upper half of the word. for_each(visit) calls
+// visit(key, position) for 32 consecutive items of a warp at once, and warps follow each other; absent items
+// have a key below every score's.
 template <typename ForEach>
-GVR_DEVICE EarlierItems put_selected(const SliceParams& p, SliceShared& smem, int turn, const KthKey& kth,
-                                     EarlierItems before, int warp, int lane, ForEach for_each) {
-  uint32_t above = 0, ties = 0;
+GVR_DEVICE uint32_t count_selected(const KthKey& kth, ForEach for_each) {
+  uint32_t counts = 0;
   for_each([&](uint32_t key, int) {
-    above += key > kth.key;
-    ties += key == kth.key && key != kAbsentKey;
+    counts += key > kth.key ? 1 : 0;
+    counts += key == kth.key && key != kAbsentKey ? 0x10000 : 0;
   });
   ptx::reconverge(ptx::unknown_zero());
-  above = __reduce_add_sync(0xffffffffu, above);
-  ties = __reduce_add_sync(0xffffffffu, ties);
-  if (lane == 0) {
-    smem.warp_sums[0][warp] = above;
-    smem.warp_sums[1][warp] = ties;
-  }
-  __syncthreads();
-  above = lane < kBlockWarps ? smem.warp_sums[0][lane] : 0;
-  ties = lane < kBlockWarps ? smem.warp_sums[1][lane] : 0;
+  return __reduce_add_sync(0xffffffffu, counts);
+}
+
+// Puts the selected ones of items that `count_selected` has counted: `counts` are those of all warps, which
+// stand behind a block barrier, and `before` is what comes before the items. Returns that, and what all of
+// them are.
+template <typename ForEach>
+GVR_DEVICE EarlierItems put_selected(const SliceParams& p, int turn, const KthKey& kth,
+                                     const EarlierItems& before, const uint32_t* counts, int warp, int lane,
+                                     ForEach for_each) {
+  const uint32_t own = lane < kBlockWarps ? counts[lane] : 0;
+  const uint32_t earlier = __reduce_add_sync(0xffffffffu, lane < warp ? own : 0);
+  const uint32_t all = __reduce_add_sync(0xffffffffu, own);
   OutputCursor cursor{0, kth.quota};
-  cursor.advance(before.above + __reduce_add_sync(0xffffffffu, lane < warp ? above : 0),
-                 before.ties + __reduce_add_sync(0xffffffffu, lane < warp ? ties : 0));
+  cursor.advance(before.above + (earlier & 0xffff), before.ties + (earlier >> 16));
   for_each([&](uint32_t key, int position) {
     cursor.put_lanes(key > kth.key, key == kth.key, lane,
                      [&](uint32_t item) { put(p, turn, item, key, position); });
   });
-  before.above += __reduce_add_sync(0xffffffffu, above);
-  before.ties += __reduce_add_sync(0xffffffffu, ties);
-  __syncthreads();  // All warps have read the sums.
-  return before;
+  return EarlierItems{before.above + (all & 0xffff), before.ties + (all >> 16)};
 }
 
 // Puts the selected pairs of the carry, in their order. Pairs move towards the front: those of a part are in
@@ -111,7 +112,12 @@ static __device__ __noinline__ EarlierItems put_carried(const SliceParams& p, in
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   EarlierItems before{0, 0};
   CarryRow(p, smem.slices[turn]).for_each_part(warp, lane, [&](const CarriedPairs& pairs) {
-    before = put_selected(p, smem, turn, kth, before, warp, lane, [&](auto visit) { pairs.for_each(visit); });
+    const auto for_each = [&](auto visit) { pairs.for_each(visit); };
+    const uint32_t counts = count_selected(kth, for_each);
+    if (lane == 0) smem.warp_sums[0][warp] = counts;
+    __syncthreads();
+    before = put_selected(p, turn, kth, before, smem.warp_sums[0], warp, lane, for_each);
+    __syncthreads();  // All warps have read the counts.
   });
   return before;
 }
