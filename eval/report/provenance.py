@@ -164,7 +164,7 @@ def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) 
     said = []
     for commits, what in (
         (same, "have been rewritten since, with the same machine code (host code may differ):"),
-        (changed.keys() - same, "have changed since:"),
+        (changed.keys() - same, "have changed since these:"),
     ):
         of = [f"{commit} ({', '.join(changed[commit])})" for commit in sorted(commits)]
         if of:

@@ -73,12 +73,12 @@ class TestReadmeTable:
         assert provenance.older_kernels(quoted) == (
             "The kernels have been rewritten since, with the same machine code (host code may "
             "differ): same (`b.json`). "
-            "The kernels have changed since: old (`b.json`, `c.json`)."
+            "The kernels have changed since these: old (`b.json`, `c.json`)."
         )
         files = [{"machine": {"commit": commit}} for commit in ("new", "same", "old")]
         assert [provenance.is_of_today(data) for data in files] == [True, True, False]
         codes[None] = codes["same"] = codes["old"] = None  # type: ignore[assignment]
-        assert "changed since: old (`b.json`, `c.json`); same" in provenance.older_kernels(quoted)
+        assert "changed since these: old (`b.json`, `c.json`); same" in provenance.older_kernels(quoted)
         monkeypatch.setattr(provenance, "changed_since", lambda commit: False)
         assert provenance.older_kernels(quoted) == ""
 
