@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,7 @@ def source_of(*files: Mapping[str, Any]) -> str:
 
 
 def _git(*arguments: str) -> int:
-    command = ["git", "-C", str(ROOT), *arguments]
-    return subprocess.run(command, capture_output=True, check=False).returncode
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=False).returncode
 
 
 def changed_since(commit: str) -> bool:
@@ -143,14 +142,16 @@ def machine_code_of(commit: str | None) -> str | None:
     return None
 
 
-def same_machine_code(commit: str) -> bool:
-    """Whether the recorded machine code of a commit's kernels is today's."""
-    return (today := machine_code_of(None)) is not None and machine_code_of(commit) == today
+def with_code_of_today(commits: Collection[str]) -> set[str]:
+    """Those of some commits whose kernels have the recorded machine code of today's."""
+    today = machine_code_of(None) if commits else None
+    return {commit for commit in commits if today is not None and machine_code_of(commit) == today}
 
 
 def is_of_today(data: Mapping[str, Any]) -> bool:
     """Whether a result file's figures are of today's kernels, which may have been rewritten since."""
-    return all(not changed_since(commit) or same_machine_code(commit) for commit in commits_of(data))
+    changed = set(filter(changed_since, commits_of(data)))
+    return changed == with_code_of_today(changed)
 
 
 def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) -> str:
@@ -160,7 +161,7 @@ def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) 
         for commit in commits:
             files.setdefault(commit, []).append(f"`{file}`")
     changed = {commit: sorted(names) for commit, names in sorted(files.items()) if changed_since(commit)}
-    same = set(filter(same_machine_code, changed))
+    same = with_code_of_today(changed)
     said = []
     for commits, what in (
         (same, "have been rewritten since, with the same machine code (host code may differ):"),
