@@ -29,12 +29,11 @@ class HintReason(enum.IntEnum):
     USED = 0
     DISABLED = 1
     NO_STATE = 2
-    LAYOUT = 3
-    NO_SLOT = 4
-    SHORT_ROW = 5
-    TOO_SHORT = 6
-    TOO_LONG = 7
-    FIRST_STEP = 8
+    NO_SLOT = 3
+    SHORT_ROW = 4
+    TOO_SHORT = 5
+    TOO_LONG = 6
+    FIRST_STEP = 7
 
 
 class Family(enum.IntEnum):

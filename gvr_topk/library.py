@@ -127,13 +127,13 @@ def policy_library() -> ctypes.CDLL:
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the functions of the policy library."""
     library.gvr_topk_can_use_heuristic.argtypes = [
-        *[ctypes.c_int32] * 3,
+        *[ctypes.c_int32] * 2,
         *[ctypes.c_int64] * 6,
         ctypes.c_int32,
     ]
     library.gvr_topk_make_plan.argtypes = [
         *[ctypes.c_int64] * 3,
-        *[ctypes.c_int32] * 6,
+        *[ctypes.c_int32] * 7,
         ctypes.POINTER(ctypes.c_int32),
     ]
     library.gvr_topk_archs.argtypes = [ctypes.c_int32]

@@ -98,7 +98,6 @@ def can_use_heuristic(
     k: int,
     enabled: bool = True,
     has_state: bool = True,
-    aligned: bool = True,
     slot: int = 0,
     slots: int = 1,
     min_length: int = 0,
@@ -115,9 +114,9 @@ def can_use_heuristic(
     ----------
     length, k : int
         The row's own length, in elements, and items per row.
-    enabled, has_state, aligned, known : bool
-        Whether the configuration and the path ask for the hint, the call has a state, rows start at 16-byte
-        boundaries, and a step has left something in the slot.
+    enabled, has_state, known : bool
+        Whether the configuration and the path ask for the hint, the call has a state, and a step has left
+        something in the slot.
     slot, slots : int
         Slot of the row, and number of slots.
     min_length, max_length : int
@@ -143,7 +142,6 @@ def can_use_heuristic(
     code = policy_library().gvr_topk_can_use_heuristic(
         _CHECKS.flag("enabled", enabled),
         _CHECKS.flag("has_state", has_state),
-        _CHECKS.flag("aligned", aligned),
         _number("slot", slot),
         _number("slots", slots),
         _number("length", length),
@@ -237,6 +235,7 @@ def plan(
     arch: int = 90,
     ctas_per_row: int = 0,
     max_ctas: int = 0,
+    aligned: bool = True,
 ) -> Plan:
     """Say how a call of this shape is launched.
 
@@ -250,6 +249,8 @@ def plan(
         Compute capability times ten, of a GPU that there are kernels for.
     ctas_per_row : int
         Force the cluster size (1, 2, 4, 8 or 16); 0 lets the plan decide.
+    aligned : bool
+        Whether every row starts at a 16-byte boundary. Registers hold less than 128 bytes more of other rows.
 
     Returns
     -------
@@ -258,7 +259,7 @@ def plan(
     Raises
     ------
     ValueError
-        A size is no integer or out of range, or `dtype` is none that the op takes;
+        A size is no integer or out of range, `aligned` is no bool, or `dtype` is none that the op takes;
         `ctas_per_row` is not a size that the GPU offers, is too small for `width` or is above `max_ctas`;
         `max_ctas` is not a cluster size; or path ``"paper_gvr"`` does not serve this `k`, `width` or `arch`.
     """
@@ -267,7 +268,7 @@ def plan(
     k = checks.integer("k", k, 1, MAX_WIDTH)
     sm_count, arch = checks.integer("sm_count", sm_count, 1), checks.integer("arch", arch, 1)
     ctas_per_row = checks.integer("ctas_per_row", ctas_per_row)
-    max_ctas = checks.integer("max_ctas", max_ctas)
+    max_ctas, aligned = checks.integer("max_ctas", max_ctas), checks.flag("aligned", aligned)
     for name, number in (("sm_count", sm_count), ("arch", arch)):
         if number > _INT32_MAX:
             raise checks.fail(name, f"at most {_INT32_MAX}", number)
@@ -287,6 +288,7 @@ def plan(
         # The library names wrong sizes; those beyond 32 bits become the nearest that it finds wrong.
         max(-1, min(ctas_per_row, MAX_CLUSTER_SIZE + 1)),
         max(-1, min(max_ctas, MAX_CLUSTER_SIZE + 1)),
+        aligned,
         planned,
     )
     problems = {

@@ -42,9 +42,7 @@ cudaError_t launch_as(const TopkParams& params, const Plan& plan, const LaunchTa
     case Family::kResident:
       return resident::launch<T>(params, plan, target);
     case Family::kStreaming:
-      // The pipeline copies 16 bytes at a time, so rows that are not aligned take the fallback kernel.
-      if (has_aligned_rows(params, sizeof(T))) return streaming::launch<T>(params, plan, target);
-      return fallback::launch<T>(params, plan, target);
+      return streaming::launch<T>(params, plan, target);
     case Family::kFallback:
       return fallback::launch<T>(params, plan, target);
     case Family::kPaperGvr:

@@ -19,19 +19,19 @@ GVR_TOPK_EXPORT int32_t gvr_topk_has_code(int32_t arch, const char* archs) {
 }
 
 // Returns the HintReason of a row; the arguments are HintQuery's members in their order.
-GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_state, int32_t aligned,
-                                                   int64_t slot, int64_t slots, int64_t length, int64_t k,
+GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_state, int64_t slot,
+                                                   int64_t slots, int64_t length, int64_t k,
                                                    int64_t min_length, int64_t max_length, int32_t known) {
-  const HintQuery row{enabled != 0, has_state != 0, aligned != 0, slot, slots, length, k,
+  const HintQuery row{enabled != 0, has_state != 0, slot,      slots, length, k,
                       min_length,   max_length,     known != 0};
   return static_cast<int32_t>(gvr_topk::can_use_heuristic(row));
 }
 
-// Fills plan[8]: path, family, CTAs per row, threads, values per thread, list capacity, ring depth, staged
-// results. Returns the PlanProblem, 0 for none.
+// `aligned`: whether every row starts at a 16-byte boundary. Fills plan[8]: path, family, CTAs per row,
+// threads, values per thread, list capacity, ring depth, staged results. Returns the PlanProblem, 0 for none.
 GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t k, int32_t dtype,
                                            int32_t path, int32_t sm_count, int32_t arch, int32_t ctas_per_row,
-                                           int32_t max_ctas, int32_t* plan) {
+                                           int32_t max_ctas, int32_t aligned, int32_t* plan) {
   PlanInput in{};
   in.rows = rows;
   in.width = width;
@@ -42,6 +42,7 @@ GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t 
   in.arch = arch;
   in.forced_ctas = ctas_per_row;
   in.max_ctas = max_ctas;
+  in.lead = gvr_topk::lead_of_rows(aligned != 0, in.dtype);
   const auto problem = static_cast<int32_t>(gvr_topk::plan_problem(in));
   if (problem != 0) return problem;
   const Plan planned = gvr_topk::make_plan(in);

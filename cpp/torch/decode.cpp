@@ -55,6 +55,9 @@ void run(const DecodeArguments& a) {
   PlanInput input = plan_input(a);
   input.sm_count = target.context.sm_count;
   input.arch = target.arch;
+  const bool aligned =
+      are_aligned(params.logits, params.rows, params.logits_stride * element_bytes(params.dtype));
+  input.lead = lead_of_rows(aligned, params.dtype);
   check_plan(a, input);
   const Plan plan = runnable_plan(params, input, target);
   const bool pdl = (a.flags & kFlagPdl) != 0;

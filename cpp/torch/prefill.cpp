@@ -52,7 +52,7 @@ void prefill(const PrefillArguments& a) {
   const DeviceGuard guard(device);
   const CallTarget target(device);
   const int64_t stride = params.logits_stride * element_bytes(params.dtype);
-  const bool aligned = reinterpret_cast<uintptr_t>(params.logits) % 16 == 0 && stride % 16 == 0;
+  const bool aligned = are_aligned(params.logits, params.rows, stride);
   const PrefillPlan plan = make_prefill_plan(
       PrefillInput{params.rows, params.width, a.k, params.dtype, static_cast<Path>(a.path),
                    target.context.sm_count, target.arch, aligned, (a.flags & kFlagStreams) != 0});

@@ -42,7 +42,7 @@ int64_t parameters_of(const SampleArguments& a) {
 // Whether the kernel that streams rows can take some of them, as far as the host knows.
 bool may_stream(const SampleParams& p, int32_t element_bytes) {
   const int64_t stride = p.logits_stride * element_bytes;
-  const bool aligned = reinterpret_cast<uintptr_t>(p.logits) % 16 == 0 && stride % 16 == 0;
+  const bool aligned = are_aligned(p.logits, p.rows, stride);
   const bool counts_all = p.order == FilterOrder::kJoint || (p.raw_logprobs && p.logprobs != nullptr);
   const bool greedy = p.temperature.each != nullptr || sampling::is_greedy(p.temperature.all);
   const bool unknown_k = p.top_k.each != nullptr, no_k = p.top_k.all <= 0 || p.top_k.all >= p.vocabulary;

@@ -34,12 +34,14 @@ SAME_IN_ALL_LANES = (
     "cluster/predictor.cuh: if (moments.are_known() && fabsf(moments.mean) <=",
     "cluster/predictor.cuh: if (is_z_score(last.z_score)) {",
     "cluster/row_job.cuh: return traits.has(LaunchTraits::kDraftRows) ?",
+    "core/row_view.cuh: return RowView<T>{data, p.width, aligned || p.width == 0",
     "cluster/select.cuh: if (2 * stride >= count) return;",  # a warp's keys, as many for each of its lanes
     "cluster/select.cuh: for (int i = kInRegisters * stride; i < count; i += stride)",
     "resident/cluster_tile.cuh: for (int j = 0; j < kVecs; ++j) {",  # up to the row's vectors in a lane
+    "resident/cluster_tile.cuh: if (ctx.row.lead != 0 && begin < lane * vecs * kPerVec<T>) {",
     "resident/cluster_tile.cuh: if (length >= (32 - lane) * vecs * kPerVec<T>) return;",  # see there
     "resident/resolve_miss.cuh: const uint32_t at_tie_key = tie_key != kAbsentKey ?",
-    "small_row/cta_tile.cuh: if (!may_pass_end || begin + kVecs * kGroup <= n) return;",  # a warp's elements
+    "small_row/cta_tile.cuh: if (!may_pass_end || begin + kVecs * kGroup <= row.n) return;",  # a warp's elements
     "small_row/cta_tile.cuh: for (int first = 0; total != 0; first += kPerVec<T>) {",  # a sum over the warp
     "small_row/partition.cuh: for (uint32_t i = 0; i < partition.boundary_count; i += 4) {",
 )

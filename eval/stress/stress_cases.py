@@ -94,7 +94,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("fp32-262144x1", 262144, row_slot=True),
     Configuration("fp32-1048576x1", 1048576),
     Configuration("bf16-131072x1", 131072, dtype="bf16", row_slot=True),
-    Configuration("bf16-600000x2", 600_000, 2, dtype="bf16"),
+    Configuration("bf16-600000x2", 600_000, 2, dtype="bf16", aligned=False),
     Configuration("fp16-70690x4", 70690, 4, dtype="fp16", aligned=False),
     Configuration("drafts-65536x4", 65536, 4, next_n=2, row_slot=True),
     Configuration("k512-131072x2", 131072, 2, k=512, row_slot=True, stats=True),
@@ -123,7 +123,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
         "prefill-short-20000x600", 20_000, 2, 300, dtype="bf16", aligned=False, short_rows=True, **_PREFILL
     ),
     Configuration("prefill-40000x300", 40_000, 1, 300, **_PREFILL),
-    Configuration("slices-40000x300", 40_000, 1, 300, slices=3, **_PREFILL),
+    Configuration("slices-20000x600", 20_000, 1, 600, slices=3, **_PREFILL),
     Configuration(
         "slices-20000x160", 20_000, 5, 32, 512, "bf16", slices=7, pdl=True, aligned=False, **_PREFILL
     ),

@@ -15,7 +15,7 @@ static_assert(std::is_trivially_copyable_v<Plan>);
 static_assert(std::is_trivially_copyable_v<PrefillParams> && std::is_standard_layout_v<PrefillParams>);
 
 // The gate is usable at compile time, so no kernel needs a rule of its own.
-static_assert(can_use_heuristic({true, true, true, 0, 1, 2, 1, 0, 2, true}) == HintReason::kUsed);
+static_assert(can_use_heuristic({true, true, 0, 1, 2, 1, 0, 2, true}) == HintReason::kUsed);
 
 // The first CTA alone selects from a row that is longer than k, and much shorter than its buffer.
 constexpr int32_t kOfResident = longest_solo_row(Family::kResident);
@@ -23,6 +23,7 @@ constexpr int32_t kOfStreaming = longest_solo_row(Family::kStreaming);
 static_assert(kOfResident == 8192 && kOfStreaming == 16384);
 static_assert(is_solo_row(Family::kResident, 131072, kOfResident, 2048));
 static_assert(!is_solo_row(Family::kResident, 131072, kOfResident + 1, 2048));
+static_assert(!is_solo_row(Family::kResident, 131072, kOfResident, 2048, 1));
 static_assert(is_solo_row(Family::kResident, 131072, 2049, 2048));
 static_assert(!is_solo_row(Family::kResident, 131072, 2048, 2048));
 static_assert(!is_solo_row(Family::kResident, 131072, 8000, 2049));
@@ -44,7 +45,7 @@ void check_plan(const PlanInput& in) {
   if (in.max_ctas > 0) CHECK(ctas <= in.max_ctas || in.width > ctas / 2 * max_elements_per_cta(in.arch));
   // A kernel that holds the row in registers has room for all of it.
   const bool in_registers = plan.family == Family::kSmallRow || plan.family == Family::kResident;
-  if (in_registers) CHECK(ctas * plan.threads * plan.values_per_thread >= in.width);
+  if (in_registers) CHECK(ctas * plan.threads * plan.values_per_thread >= in.width + in.lead);
   if (plan.family == Family::kSmallRow) CHECK(ctas == 1);
   if (plan.family == Family::kStreaming) CHECK(in.k <= kStreamingMaxK);
   CHECK(plan.staged == (in.k < in.width ? in.k : in.width));
@@ -72,7 +73,10 @@ void test_plans() {
                 in.arch = arch;
                 in.max_ctas = max_ctas;
                 in.sm_count = sm_count;
-                check_plan(in);
+                for (const bool aligned : {true, false}) {
+                  in.lead = lead_of_rows(aligned, dtype);
+                  check_plan(in);
+                }
               }
             }
           }

@@ -185,7 +185,7 @@ def test_doctor_names_every_path_and_a_reason() -> None:
     data = json.loads(result.stdout)
     paths = ["path auto", "path paper_gvr", "path no_hint", "path radix_rounds"]
     assert list(data["paths"]) == ["gate and plan", "CUDA library", "on a CPU", *paths]
-    reasons = "disabled, no_state, layout, no_slot, short_row, too_short, too_long, first_step"
+    reasons = "disabled, no_state, no_slot, short_row, too_short, too_long, first_step"
     answers = f"answers for each row with used, or with why the state is not used ({reasons})"
     assert data["paths"]["gate and plan"] == f"available: {answers}"
     text = run("doctor")

@@ -43,7 +43,6 @@ PRECEDENCE: list[tuple[HintReason, dict[str, Any]]] = [
     (HintReason.DISABLED, {"enabled": False}),
     (HintReason.NO_STATE, {"has_state": False}),
     (HintReason.SHORT_ROW, {"k": LONG}),
-    (HintReason.LAYOUT, {"aligned": False}),
     (HintReason.NO_SLOT, {"slot": -1}),
     (HintReason.TOO_SHORT, {"min_length": LONG + 1}),
     (HintReason.TOO_LONG, {"max_length": LONG - 1}),

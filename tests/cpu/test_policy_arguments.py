@@ -9,10 +9,10 @@ import pytest
 
 from gvr_topk.config import GvrTopkConfig
 from gvr_topk.constants import MAX_WIDTH
-from gvr_topk.policy import can_use_heuristic
+from gvr_topk.policy import can_use_heuristic, plan
 
 NUMBERS = ("slot", "slots", "length", "min_length", "max_length")
-FLAGS = ("enabled", "has_state", "aligned", "known")
+FLAGS = ("enabled", "has_state", "known")
 LIMITS = f"{-(2**63)} to {2**63 - 1}"
 GATE: list[tuple[str, Any, str]] = [
     *((name, 2**64 + 70690, f"{LIMITS}, got {2**64 + 70690}") for name in NUMBERS),
@@ -30,6 +30,11 @@ def test_the_gate_names_what_it_cannot_compare(name: str, value: Any, message: s
     given: dict[str, Any] = {"length": 70690, "k": 2048}
     with pytest.raises(ValueError, match=f"^{name}: wanted {message}$"):
         can_use_heuristic(**given | {name: value})
+
+
+def test_the_plan_names_what_is_no_flag() -> None:
+    with pytest.raises(ValueError, match=r"^aligned: wanted true or false, got 1$"):
+        plan(rows=1, width=5000, k=7, aligned=1)  # type: ignore[arg-type]
 
 
 def test_the_gate_takes_numbers_and_flags_of_numpy() -> None:

@@ -94,7 +94,7 @@ def test_a_library_that_cannot_be_asked_is_a_reason(monkeypatch: pytest.MonkeyPa
 def test_a_plan_is_asked_for_with_the_defaults_that_are_said(library: Library) -> None:
     """A whole H200, float32, no forced size and no cap."""
     policy.plan(rows=3, width=5000, k=7)
-    assert library.planned == (3, 5000, 7, 0, 0, 132, 90, 0, 0)
+    assert library.planned == (3, 5000, 7, 0, 0, 132, 90, 0, 0, True)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_a_plan_is_asked_for_with_the_defaults_that_are_said(library: Library) -
 )
 def test_wrong_sizes_become_the_nearest_wrong_one(library: Library, size: int, passed: int) -> None:
     policy.plan(rows=1, width=5000, k=7, ctas_per_row=size)
-    assert library.planned[-2:] == (passed, 0)
+    assert library.planned[-3:-1] == (passed, 0)
     policy.plan(rows=1, width=5000, k=7, max_ctas=size)
-    assert library.planned[-2:] == (0, passed)
+    assert library.planned[-3:-1] == (0, passed)
 
 
 def test_limits_are_allowed() -> None:

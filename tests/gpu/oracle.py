@@ -34,10 +34,10 @@ ANY_K = tuple(path for path in PATHS if path != "paper_gvr")
 """Paths that take any k, and rows of any length."""
 
 
-def place(rows: Tensor, *, pad: int = 0, shift: int = 0) -> Tensor:
-    """Copy rows into a wider buffer: `pad` NaN columns behind them, `shift` elements off alignment."""
+def place(rows: Tensor, *, pad: int = 0, shift: int = 0, around: float = float("nan")) -> Tensor:
+    """Copy rows into a buffer full of `around`: `pad` columns behind each, `shift` elements off alignment."""
     count, width = rows.shape
-    buffer = torch.full((count * (width + pad) + shift + 8,), float("nan"), dtype=rows.dtype, device="cuda")
+    buffer = torch.full((count * (width + pad) + shift + 8,), around, dtype=rows.dtype, device="cuda")
     view = buffer[shift : shift + count * (width + pad)].view(count, width + pad)
     view[:, :width] = rows.to("cuda")
     return view[:, :width]

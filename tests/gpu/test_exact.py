@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracle import ANY_K, PATHS, clone, exact, full_lengths, new_state, place, run, words
+from oracle import ANY_K, PATHS, clone, exact, full_lengths, new_state, place, run, run_forced, words
 
 from eval.stress.stress_cases import packed_spreads
 from gvr_topk.constants import STATE_INFINITE, STATE_MASKED, STATE_VALUE_ONLY, STATE_ZSCORE_ORIGIN
@@ -65,6 +65,54 @@ def test_adversarial_rows_and_windows(dtype: torch.dtype, n: int, copies: int) -
         state = TopkState.of(words(len(logits), left), None, k)
         for _ in range(3):  # and what it leaves itself
             exact(logits, lengths, k, state=state, names=names, said=left)
+
+
+STARTS = {
+    "small row": (1000, 1000),
+    "small row, full": (8192, 8192),
+    "small row of 32 elements a thread, full": (16_384, 16_384),
+    "resident": (40_001, 40_001),
+    "resident, full": (262_144, 262_144),
+    "resident, the first CTA alone": (131_072, 8192),
+    "resident, laid out again": (131_072, 20_003),
+    "streaming": (262_144, 262_144),
+    "streaming, the first CTA alone": (1 << 20, 16_384),
+    "streaming, hardly any of the row in the last CTAs": (1 << 20, 16_387),
+}
+"""Widths of buffers, and lengths of rows in them. Full ones leave just the room for what lies ahead."""
+
+
+@pytest.mark.parametrize("ahead", [float("inf"), float("nan")])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", STARTS)
+def test_rows_that_start_anywhere(shape: str, dtype: torch.dtype, ahead: float) -> None:
+    """Kernels read what lies ahead of a row, from the line's beginning on, and do not select it."""
+    (width, length), k = STARTS[shape], 2048
+    if shape.endswith("full"):
+        width = length = length - (128 // dtype.itemsize - 1)
+        made, wider = (plan(rows=1, width=width + more, k=k, dtype=dtype, aligned=False) for more in (0, 1))
+        assert made.family in ("small_row", "resident") and made != wider
+    names, contents = adversarial_batch(length, k, dtype)
+    rows = torch.full((len(names), width), ahead, dtype=dtype)
+    rows[:, :length] = contents
+    logits, state = place(rows, pad=3 - width % 2, around=ahead), new_state(len(names), k)
+    lengths = torch.full((len(names),), length, dtype=torch.int32, device="cuda")
+    assert len({row.data_ptr() % 16 for row in logits}) == 16 // dtype.itemsize
+    for ctas in (0, 2, 16):
+        exact(logits, lengths, k, ctas=ctas, path="no_hint", names=names, said=ctas)
+        for step in range(3):
+            exact(logits, lengths, k, ctas=ctas, state=state, names=names, said=(ctas, step))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ctas", [0, 1, 2, 16])
+@pytest.mark.parametrize("stride", [1, 1001])
+def test_rows_without_columns(stride: int, ctas: int, dtype: torch.dtype) -> None:
+    """Such rows may have no memory at all, wherever a stride says that they lie."""
+    logits = torch.empty(3, 0, dtype=dtype, device="cuda").as_strided((3, 0), (stride, 1))
+    lengths, state = torch.tensor([0, 9, 2**31 - 1], dtype=torch.int32, device="cuda"), new_state(3, 8)
+    for given in ({}, {"state": state}):
+        assert set(run_forced(logits, lengths, 8, ctas, **given).flatten().tolist()) == {-1}
 
 
 @pytest.mark.parametrize("path", ANY_K)

@@ -176,3 +176,12 @@ def test_small_chunks(k: int, dtype: torch.dtype) -> None:
             logits = place(CONTENTS[name](rows, width, k).to(dtype), pad=3, shift=1)
             starts, ends = integers(-3, 9, rows, seed=1), integers(width - 9, width + 3, rows, seed=2)
             assert_exact(logits, starts, ends, k, bounds)
+
+
+@pytest.mark.sanitizer
+def test_several_rows_for_each_cta() -> None:
+    """Half of the CTAs start late, and all fetch their next row while they merge."""
+    rows, width = 4 * torch.cuda.get_device_properties("cuda").multi_processor_count + 7, 1100
+    logits = place(rows_of_requests(rows, width, requests=3), pad=1)
+    starts, ends = integers(0, 9, rows, seed=1), integers(width - 90, width, rows, seed=2)
+    assert_exact(logits, starts, ends, 64, [0, 500, width])

@@ -75,18 +75,16 @@ enum class HintReason : int32_t {
   kUsed = 0,
   kDisabled = 1,   // the configuration or the path asks for no hint
   kNoState = 2,    // the call has no state
-  kLayout = 3,     // rows do not start at 16-byte boundaries, and the kernel for such rows reads no state
-  kNoSlot = 4,     // the row has no slot: a padding row, or a request without one
-  kShortRow = 5,   // the row is no longer than k, so no selection is needed
-  kTooShort = 6,   // the row is shorter than the configuration allows
-  kTooLong = 7,    // the row is longer than the configuration allows
-  kFirstStep = 8,  // no earlier step has left a state in the slot
+  kNoSlot = 3,     // the row has no slot: a padding row, or a request without one
+  kShortRow = 4,   // the row is no longer than k, so no selection is needed
+  kTooShort = 5,   // the row is shorter than the configuration allows
+  kTooLong = 6,    // the row is longer than the configuration allows
+  kFirstStep = 7,  // no earlier step has left a state in the slot
 };
 
 struct HintQuery {
   bool enabled;
   bool has_state;
-  bool aligned;
   int64_t slot;
   int64_t slots;
   int64_t length;  // the row's own, not the width of the buffer that it lies in
@@ -101,7 +99,6 @@ GVR_TOPK_HOST_DEVICE constexpr HintReason can_use_heuristic(const HintQuery& row
   if (!row.enabled) return HintReason::kDisabled;
   if (!row.has_state) return HintReason::kNoState;
   if (row.length <= row.k) return HintReason::kShortRow;
-  if (!row.aligned) return HintReason::kLayout;
   if (row.slot < 0 || row.slot >= row.slots) return HintReason::kNoSlot;
   if (row.length < row.min_length) return HintReason::kTooShort;
   if (row.length > row.max_length) return HintReason::kTooLong;
@@ -115,7 +112,7 @@ enum class Family : int32_t {
   kPaperGvr = 0,   // the paper's four phases, one CTA per row
   kResident = 1,   // a cluster holds the row in registers
   kStreaming = 2,  // a longer row streams through a cluster, which keeps candidates
-  kFallback = 3,   // any k, alignment and architecture; also finishes rows that other kernels hand over
+  kFallback = 3,   // any k and architecture; also finishes rows that other kernels hand over
   kSmallRow = 4,   // one CTA holds a short row in registers
 };
 
@@ -140,6 +137,7 @@ struct PlanInput {
   int32_t arch;
   int32_t forced_ctas;  // 0: decide; otherwise CTAs per row of the cluster family (1, 2, 4, 8, 16)
   int32_t max_ctas;     // 0: no cap; otherwise CTAs per row at most (1, 2, 4, 8, 16), see choose_ctas
+  int32_t lead;         // elements that kernels may read ahead of a row: see lead_of_rows
 };
 
 struct Plan {
@@ -172,6 +170,21 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t warp_span(int32_t n, int32_t log2_ctas, i
 }
 
 GVR_TOPK_HOST_DEVICE constexpr int32_t element_bytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+
+// Bytes of a line of memory, at a multiple of which every allocation starts.
+constexpr int32_t kLineBytes = 128;
+
+// Whether every row starts at a multiple of `bytes`. `stride`: bytes from one row to the next.
+inline bool are_aligned(const void* logits, int64_t rows, int64_t stride, int64_t bytes = 16) {
+  return reinterpret_cast<uintptr_t>(logits) % bytes == 0 && (rows <= 1 || stride % bytes == 0);
+}
+
+// `PlanInput::lead`. Rows that do not start at a 16-byte boundary are read from that of a line on, so that
+// registers hold up to this many elements ahead of a row. `aligned`: every row starts at a 16-byte boundary.
+// The streaming kernel and rows of few columns have leads nevertheless, and room for them.
+GVR_TOPK_HOST_DEVICE constexpr int32_t lead_of_rows(bool aligned, Dtype dtype) {
+  return aligned ? 0 : kLineBytes / element_bytes(dtype) - 1;
+}
 
 // Consumer Blackwell offers neither clusters of 16, which need the non-portable size, nor the 227 KB of
 // shared memory that the ring and the paper's kernel need.
@@ -224,15 +237,15 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
 
 // Rows of buffers up to kSmallRowWidth take one CTA, because two or more are not faster. Where there are so
 // many rows that clusters would have two CTAs, rows of buffers up to kMaxSmallRowWidth take one CTA too. One
-// CTA can hold no more.
+// CTA can hold no more. Elements ahead of unaligned rows count as well, as they take registers.
 constexpr int64_t kSmallRowWidth = 16384;
 constexpr int64_t kMaxSmallRowWidth = int64_t{kClusterThreads} * kMaxValuesPerThread;
 
 // Buffers of captured CUDA graphs are as wide as the longest row that an engine admits, and the plan is made
 // for that width. Where a row is short enough, the cluster's first CTA selects from it alone, as in a buffer
 // of the row's own width (cpp/kernels/small_row/solo_row.cuh). In a buffer up to kSmallRowWidth a cluster
-// exists only if the caller asks for it, and it then shares its rows. k is limited because the selected
-// positions must fit in shared memory beside what clusters keep there.
+// exists only if the caller asks for it or rows are not aligned, and it then shares its rows. k is limited
+// because the selected positions must fit in shared memory beside what clusters keep there.
 constexpr int32_t kMaxSoloK = 2048;
 // The longest row that the first CTA selects from alone. It is shorter where the cluster holds rows in
 // registers than where rows stream: for longer rows the cluster is faster (measured on an H200).
@@ -241,8 +254,10 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t longest_solo_row(Family family) {
          : family == Family::kStreaming ? static_cast<int32_t>(kSmallRowWidth)
                                         : 0;
 }
-GVR_TOPK_HOST_DEVICE constexpr bool is_solo_row(Family family, int32_t width, int32_t length, int32_t k) {
-  return length > k && length <= longest_solo_row(family) && width > kSmallRowWidth && k <= kMaxSoloK;
+// `lead`: elements between a 16-byte boundary and the row, for which its registers have to have room.
+GVR_TOPK_HOST_DEVICE constexpr bool is_solo_row(Family family, int32_t width, int32_t length, int32_t k,
+                                                int32_t lead = 0) {
+  return length > k && length <= longest_solo_row(family) - lead && width > kSmallRowWidth && k <= kMaxSoloK;
 }
 
 // Elements that each thread of the first CTA holds of a row that this CTA selects from alone.
@@ -260,12 +275,13 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t values_of_solo_row(int32_t length) {
 // on an H200). A row too wide for the cap takes the smallest size that holds it.
 GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   if (in.forced_ctas > 0) return in.forced_ctas;
-  if (in.width <= kSmallRowWidth) return 1;
+  const int64_t held = in.width + in.lead;
+  if (held <= kSmallRowWidth) return 1;
   const int32_t largest = max_cluster_size(in.arch);
   const int32_t most = in.max_ctas > 0 && in.max_ctas < largest ? in.max_ctas : largest;
   int32_t ctas = most;
   while (ctas > 2 && in.rows * ctas > in.sm_count / 2) ctas /= 2;
-  if (in.rows * ctas > in.sm_count || (ctas == 2 && in.width <= kMaxSmallRowWidth)) ctas = 1;
+  if (in.rows * ctas > in.sm_count || (ctas == 2 && held <= kMaxSmallRowWidth)) ctas = 1;
   while (ctas < largest && in.width > ctas * max_elements_per_cta(in.arch)) ctas *= 2;
   return ctas;
 }
@@ -316,7 +332,7 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   plan.ctas_per_row = plan.path == Path::kPaperGvr ? 1 : choose_ctas(in);
   plan.threads = kClusterThreads;
   const int64_t threads = int64_t{plan.ctas_per_row} * kClusterThreads;
-  const int64_t per_thread = (in.width + threads - 1) / threads;
+  const int64_t per_thread = (in.width + in.lead + threads - 1) / threads;
   plan.family = choose_family(in, plan.ctas_per_row, per_thread);
   plan.values_per_thread = choose_values_per_thread(plan.family, per_thread);
   // In a streaming cluster of few CTAs, few CTAs share the list, and the candidate buffer needs the memory

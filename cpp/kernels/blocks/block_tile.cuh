@@ -76,10 +76,12 @@ GVR_DEVICE RowView<T> started_row(const BlocksParams& p, const LaunchTraits& tra
                                   const RowShared& own) {
   RowView<T> view = row_buffer<T>(p.topk, traits.has(LaunchTraits::kAligned), row);
   view.n = own.shared.facts.length;
+  view.lead %= kPerVec<T>;
   if (traits.has(LaunchTraits::kRowStarts)) {
     view.data += own.start;
-    // All lanes have the same number; a vote lets the compiler know.
-    view.aligned = __all_sync(0xffffffffu, view.aligned && own.start % kPerVec<T> == 0);
+    ptx::reconverge(ptx::unknown_zero());  // Single threads have read and prefetched.
+    // All lanes have the same number; a reduction lets the compiler know.
+    view.lead = __reduce_max_sync(0xffffffffu, lead_of(view.data));
   }
   return view;
 }
@@ -95,6 +97,7 @@ GVR_DEVICE void agree_on_row(RowJob<T, false>& job, const LaunchTraits& traits, 
   TopkParams started = p.topk;
   started.width -= start;
   job.agree_on_length(started, traits);
+  job.ctx.row.lead %= kPerVec<T>;
   if (traits.has(LaunchTraits::kRowStarts)) job.ctx.row = started_row<T>(p, traits, job.row, own);
 }
 
@@ -132,11 +135,9 @@ __device__ __noinline__ uint32_t unaligned_block_key(const T* block) {
 // in the middle of a vector, and ends as far in the middle of a later one.
 template <typename T>
 struct Lead {
-  int elements;      // from the boundary ahead of the row to the row
   uint32_t mask[4];  // bits of a block's first vector that belong to the block
 
-  GVR_DEVICE explicit Lead(const T* row)
-      : elements(static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kPerVec<T>)) {
+  GVR_DEVICE explicit Lead(int elements) {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const int bits = 8 * (elements * static_cast<int>(sizeof(T)) - 4 * w);
@@ -157,10 +158,10 @@ struct Lead {
 template <bool kAligned, int kAtOnce, typename T, typename Visit>
 GVR_DEVICE void visit_block_keys(const RowView<T>& row, int first, int step, int blocks, Visit visit) {
   constexpr int kVecs = kVecsOfBlock<T> + !kAligned;
-  const Lead<T> lead(row.data);
-  const T* const data = row.data - (kAligned ? 0 : lead.elements);
+  const Lead<T> lead(row.lead);
+  const T* const data = kAligned ? row.data : row.boundary();
   // The last vector of a block may reach behind the row, and then is not read.
-  const int in_vectors = kAligned ? blocks : min(blocks, (row.n + lead.elements - kPerVec<T>) / kBlockScores);
+  const int in_vectors = kAligned ? blocks : min(blocks, (row.n + row.lead - kPerVec<T>) / kBlockScores);
 #pragma unroll 1
   for (int begin = first; begin < blocks; begin += kAtOnce * step) {
     uint4 vec[kAtOnce][kVecs];
@@ -187,7 +188,7 @@ GVR_DEVICE void visit_block_keys(const RowView<T>& row, int first, int step, int
 
 template <int kAtOnce, typename T, typename Visit>
 GVR_DEVICE void for_each_block_key(const RowView<T>& row, int first, int step, int blocks, Visit visit) {
-  if (row.aligned) {
+  if (row.lead == 0) {
     visit_block_keys<true, kAtOnce>(row, first, step, blocks, visit);
   } else {
     visit_block_keys<false, (kAtOnce + 1) / 2>(row, first, step, blocks, visit);
@@ -279,7 +280,7 @@ GVR_DEVICE void gather(const RowContext<T>& ctx, const int32_t* candidates, int 
     left[j] = ctx.row.n - (candidate * kBlockScores + static_cast<int>(first % kBlockScores));
   }
   const auto data = [&](int j) { return ctx.row.data + (ctx.row.n - left[j]); };
-  if (ctx.row.aligned) {
+  if (ctx.row.lead == 0) {
 #pragma unroll
     for (int j = 0; j < Tile::kVecs; ++j) ptx::load_before<0>(kPerVec<T> - 1, left[j], tile.raw[j], data(j));
 #pragma unroll

@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   // The row arrives while its length is read. The thread that loads the length prefetches the row behind it;
   // for 16 bits another one, because that one would wait. A wider buffer may hold a short row.
   constexpr int kPrefetcher = sizeof(T) == sizeof(float) ? 0 : kThreads - 1;
-  if (kSource == Source::kRow && ctx.thread == kPrefetcher && ctx.row.aligned &&
+  if (kSource == Source::kRow && ctx.thread == kPrefetcher && traits.has(LaunchTraits::kAligned) &&
       p.topk.width <= kThreads * kWideValuesPerThread) {
     ptx::prefetch_to_l2(ctx.row.data, p.topk.width / kPerVec<T> * sizeof(uint4));
   }

@@ -24,9 +24,8 @@ GVR_DEVICE KeyInterval guess_by_row(const RowContext<T>& ctx) {
 
 // The sampler of a row without state. It uses the probes that were taken early, if they serve.
 template <typename T, int kProbes>
-GVR_DEVICE RowSampler sampling_of(const RowContext<T>& ctx, const LaunchTraits& traits,
-                                  const RowProbe<T, kProbes>& probe) {
-  return RowSampler(ctx, true, probe.serves(traits, ctx.row.n) ? probe.span : ctx.row.n);
+GVR_DEVICE RowSampler sampling_of(const RowContext<T>& ctx, const RowProbe<T, kProbes>& probe) {
+  return RowSampler(ctx, true, probe.serves(ctx.row.n) ? probe.span : ctx.row.n);
 }
 
 // The interval for a launch that reads state. The block has agreed on `state` and on the gate's answer
@@ -54,11 +53,9 @@ GVR_DEVICE KeyInterval guess(const RowContext<T>& ctx, HintReason reason, const 
 // among them. `probed` runs once all loads of the sample are done, and `meanwhile` while its keys are under
 // way.
 template <typename T, int kProbes, typename Probed, typename Meanwhile>
-GVR_DEVICE KeyInterval guess_without_state(const RowContext<T>& ctx, const LaunchTraits& traits,
-                                           const RowProbe<T, kProbes>& probe, const RowSampler& sampling,
-                                           Probed probed, Meanwhile meanwhile) {
-  const uint32_t greatest =
-      probe.serves(traits, ctx.row.n) ? sampling.probe(ctx, probe.seen()) : sampling.probe(ctx);
+GVR_DEVICE KeyInterval guess_without_state(const RowContext<T>& ctx, const RowProbe<T, kProbes>& probe,
+                                           const RowSampler& sampling, Probed probed, Meanwhile meanwhile) {
+  const uint32_t greatest = probe.serves(ctx.row.n) ? sampling.probe(ctx, probe.seen()) : sampling.probe(ctx);
   probed();
   SampleRank above;
   const auto rank = [&] {

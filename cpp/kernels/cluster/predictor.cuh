@@ -52,28 +52,21 @@ struct RowProbe {
   // Probes the first `row.n` elements.
   GVR_DEVICE void fetch(const RowContext<T>& ctx, const LaunchTraits& traits) {
     span = ctx.row.n;
+    const int first = first_probe(ctx.row), elements = behind_first_probe(ctx.row, span);
 #pragma unroll
     for (int i = 0; i < kProbes; ++i) {
       if (i > 0 && !alike) break;
       if (alike) {
-        const int line =
-            RowSampler::hashed_position((i * kThreads + ctx.thread) / kProbeLanes, span & -kProbeElements) &
-            -kProbeElements;
-        at[i] = line + kSampleVec * (ctx.thread % kProbeLanes);
+        const int line = RowSampler::hashed_position((i * kThreads + ctx.thread) / kProbeLanes,
+                                                     elements & -kProbeElements) &
+                         -kProbeElements;
+        at[i] = first + line + kSampleVec * (ctx.thread % kProbeLanes);
       } else {
-        at[i] = RowSampler::hashed_position((ctx.thread << ctx.log2_ctas) + ctx.rank, span);
+        at[i] = first + RowSampler::hashed_position((ctx.thread << ctx.log2_ctas) + ctx.rank, elements);
       }
-      const uint32_t target = ptx::shared_address(zone[i]);
-      if (!traits.has(LaunchTraits::kAligned)) {
-#pragma unroll
-        for (int e = 0; e < kSampleVec; ++e) {
-          if (is_copied(traits)) ptx::copy_few_async<4>(target + 4 * e, ctx.row.data + at[i] + e);
-        }
-      } else if constexpr (sizeof(T) == 4) {
-        ptx::copy_async(target, ctx.row.data + at[i]);
-      } else {
-        ptx::copy_few_async<8>(target, ctx.row.data + at[i]);
-      }
+      // Only where rows are aligned are all probes known to lie in the buffer.
+      const bool there = traits.has(LaunchTraits::kAligned) || at[i] + kSampleVec <= span;
+      ptx::copy_async_if<kSampleVec * sizeof(T)>(there, ptx::shared_address(zone[i]), ctx.row.data + at[i]);
     }
     ptx::commit_copies();
   }
@@ -85,16 +78,9 @@ struct RowProbe {
     return neighbours;
   }
 
-  // Whether probes are copied at all. Of an unaligned row, only words are.
-  GVR_DEVICE bool is_copied(const LaunchTraits& traits) const {
-    return traits.has(LaunchTraits::kAligned) || (kCopiesWords<T> && span >= kSampleVec);
-  }
-
   // Whether these probes can serve as those of a row of length n, because hardly any of them lies behind the
   // row's end.
-  GVR_DEVICE bool serves(const LaunchTraits& traits, int n) const {
-    return is_copied(traits) && !alike && n > span - span / 16;
-  }
+  GVR_DEVICE bool serves(int n) const { return !alike && n > span - span / 16; }
 };
 
 // A sample says too little if less than this share of its probes count. The probes of a thread count if they

@@ -246,7 +246,6 @@ struct RowJob {
     HintQuery query{};
     query.enabled = traits.has(LaunchTraits::kUseHint);
     query.has_state = reads_state || p.state != nullptr;
-    query.aligned = traits.has(LaunchTraits::kAligned);
     // `slot` has been checked: a slot that does not exist has become a negative number.
     query.slot = reads_state ? ctx.shared->facts.slot : slot(p, traits);
     if (traits.has(LaunchTraits::kSlotIsRequest)) query.slot = 0;

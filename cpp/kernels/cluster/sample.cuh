@@ -17,13 +17,28 @@
 
 namespace gvr_topk {
 
-// Four consecutive elements of a row as they lie in memory, starting at a multiple of four.
+// Where the first probe of a row may start: probes are a multiple of kSampleVec elements from the 16-byte
+// boundary ahead of the row.
+template <typename T>
+GVR_DEVICE int first_probe(const RowView<T>& row) {
+  return -row.lead & (kSampleVec - 1);
+}
+
+// How many of the first `elements` of a row lie behind that.
+template <typename T>
+GVR_DEVICE int behind_first_probe(const RowView<T>& row, int elements) {
+  return row.lead == 0 ? elements : max(elements - first_probe(row), 0);
+}
+
+// Four consecutive elements of a row as they lie in memory, where a probe may start.
 template <typename T>
 struct SampleVec {
   static constexpr int kWords = sizeof(T);  // of 32 bits
   uint32_t word[kWords] = {};
 
-  GVR_DEVICE static bool at_once(const RowView<T>& row) { return row.aligned && row.n >= kSampleVec; }
+  GVR_DEVICE static bool at_once(const RowView<T>& row) {
+    return behind_first_probe(row, row.n) >= kSampleVec;
+  }
 
   GVR_DEVICE void load(const uint4* from) {
 #pragma unroll
@@ -35,11 +50,11 @@ struct SampleVec {
 
   GVR_DEVICE float value(int e) const { return to_float(reinterpret_cast<const T*>(word)[e]); }
 
-  // Raises each key to that of its element, unless the vector crosses the row's end. Rows that cannot be
-  // loaded in vectors are loaded one element at a time. Rows shorter than a vector repeat their last element.
+  // Raises each key to that of its element, unless the vector crosses the row's end. Rows in which no vector
+  // lies are loaded one element at a time, and repeat their last one.
   GVR_DEVICE void take(const RowView<T>& row, int at, uint32_t (&key)[kSampleVec]) const {
     static_assert(kAbsentKey == 0);
-    uint32_t there = at + kSampleVec <= row.n || row.n < kSampleVec ? 0xffffffff : 0;
+    uint32_t there = at + kSampleVec <= row.n || !at_once(row) ? 0xffffffff : 0;
     ptx::keep(there);  // A mask: of a condition the compiler makes a branch, and lanes would come apart.
 #pragma unroll
     for (int e = 0; e < kSampleVec; ++e) {
@@ -87,7 +102,8 @@ struct RowSampler {
   // The position of the i-th of this thread's 2^log2_own probes.
   template <typename T>
   GVR_DEVICE int position_of(const RowContext<T>& ctx, int i) const {
-    return hashed_position(((i * kThreads + ctx.thread) << log2_parts) + part, span);
+    const uint32_t number = ((i * kThreads + ctx.thread) << log2_parts) + part;
+    return first_probe(ctx.row) + hashed_position(number, behind_first_probe(ctx.row, span));
   }
 
   // Probes, and returns the greatest key of this lane's group, which is the same in 2^log2_lanes neighbouring
@@ -103,9 +119,7 @@ struct RowSampler {
   template <typename T>
   GVR_DEVICE uint32_t probe(const RowContext<T>& ctx, const SampleVec<T>& first) const {
     uint32_t key[kSampleVec] = {};
-    RowView<T> row = ctx.row;
-    row.aligned |= kCopiesWords<T>;  // Words have been copied wherever the row starts.
-    first.take(row, position_of(ctx, 0), key);
+    first.take(ctx.row, position_of(ctx, 0), key);
     probe_from(ctx, 1, key);
     return greatest(ctx, key);
   }

@@ -14,15 +14,6 @@
 
 namespace gvr_topk {
 
-// Whether every row starts at a multiple of 16 bytes, and its buffer holds at least the probes that 8 lanes
-// read side by side (kProbeElements).
-inline bool has_aligned_rows(const TopkParams& p, size_t element_bytes) {
-  constexpr int64_t kVecBytes = 16;
-  const bool based = reinterpret_cast<uintptr_t>(p.logits) % kVecBytes == 0;
-  const bool strides = p.rows == 1 || p.logits_stride * static_cast<int64_t>(element_bytes) % kVecBytes == 0;
-  return based && strides && p.width >= kProbeElements;
-}
-
 // Whether several rows may name one slot of a state that keeps positions. Only one of them may write there.
 inline bool may_share_slots(const TopkParams& p) {
   return p.row_slot != nullptr && p.state_indices != nullptr && p.next_state == nullptr && p.rows > p.next_n;

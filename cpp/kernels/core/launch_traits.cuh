@@ -22,14 +22,20 @@ enum class Specialization {
   kCommonSlotted,  // as kCommon, with one row per request, in a slot that `row_slot` names, as engines pass
                    // it
   kNoState,        // aligned rows in whole vectors, one per request, and no state at all
+  kAnyRow,         // rows of any width that start anywhere, one per request, with a state or without
 };
+
+// Whether rows are known to be aligned, in whole vectors.
+GVR_TOPK_HOST_DEVICE constexpr bool has_whole_rows(Specialization which) {
+  return which != Specialization::kGeneric && which != Specialization::kAnyRow;
+}
 
 // The host determines these facts once per launch. They are the first parameter of a kernel, and the kernel
 // reads them before all else.
 struct alignas(8) LaunchTraits {
   enum Flag : uint32_t {
     kUseHint = 1 << 0,        // the hint and the state may be used; without it a sample of the row is used
-    kAligned = 1 << 1,        // every row starts at a multiple of 16 bytes
+    kAligned = 1 << 1,        // no row has a lead, and all have room for kProbeElements
     kWholeVectors = 1 << 2,   // rows are aligned, and their buffers are whole 16-byte vectors
     kReadsState = 1 << 3,     // the state of the last step may be used
     kSlotIsRequest = 1 << 4,  // the state is read, and lies in the slot of the request's own number
@@ -48,8 +54,9 @@ struct alignas(8) LaunchTraits {
     kClaimedSlots = 1 << 17,  // as kSharedSlots, and a launch before this one has claimed the slots
     kRowStarts = 1 << 18,     // rows start at columns of their own; only in kernels of blocks
     kStateFlags = kReadsState | kWritesState | kStats,  // those of launches that use a state
-    kPlainRowFlags = kAligned | kWholeVectors,
-    kCommonFlags = kPlainRowFlags | kUseHint | kReadsState | kWritesState,
+    kWholeRowFlags = kAligned | kWholeVectors,
+    kAnyRowFlags = kWholeRowFlags | kUseHint | kReadsState | kWritesState | kSlotIsRequest | kRowSlots,
+    kCommonFlags = kWholeRowFlags | kUseHint | kReadsState | kWritesState,
     kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots | kRowLengths | kCounts | kStateByRow |
         kCompressed,
   };
@@ -76,9 +83,9 @@ struct alignas(8) LaunchTraits {
     const uint32_t tested = flags & ~uint32_t{kVectorStores};  // This flag concerns one kernel only.
     if (tested == common_one_row().flags) return Specialization::kCommonOneRow;
     if (tested == (kCommonFlags | kRowSlots)) return Specialization::kCommonSlotted;
-    if ((tested & ~uint32_t{kUseHint}) == kPlainRowFlags) return Specialization::kNoState;
-    const bool common = (tested & ~uint32_t{kVaryingFlags}) == kCommonFlags;
-    return common ? Specialization::kCommon : Specialization::kGeneric;
+    if ((tested & ~uint32_t{kUseHint}) == kWholeRowFlags) return Specialization::kNoState;
+    if ((tested & ~uint32_t{kVaryingFlags}) == kCommonFlags) return Specialization::kCommon;
+    return (tested & ~uint32_t{kAnyRowFlags}) == 0 ? Specialization::kAnyRow : Specialization::kGeneric;
   }
 
   // The launch flags, with those that the specialization fixes replaced by constants.
@@ -87,18 +94,19 @@ struct alignas(8) LaunchTraits {
     if (kSpecialization == Specialization::kCommon) return (flags & kVaryingFlags) | kCommonFlags;
     if (kSpecialization == Specialization::kCommonOneRow) return common_one_row().flags;
     if (kSpecialization == Specialization::kCommonSlotted) return kCommonFlags | kRowSlots;
-    if (kSpecialization == Specialization::kNoState) return (flags & kUseHint) | kPlainRowFlags;
+    if (kSpecialization == Specialization::kNoState) return (flags & kUseHint) | kWholeRowFlags;
+    if (kSpecialization == Specialization::kAnyRow) return flags & kAnyRowFlags;
     return flags;
   }
 
   // The traits for an out-of-line function. With `kOptions` these are the traits of kGeneric, unchanged.
-  // Without it, the flags that all other specializations of kernels with a cluster per row have in common
-  // become constants.
-  template <bool kOptions>
+  // Without it, flags that no other specialization of kernels with a cluster per row has become constants,
+  // and with `kWholeRows` those of all but kAnyRow.
+  template <bool kOptions, bool kWholeRows>
   GVR_DEVICE LaunchTraits out_of_line() const {
-    constexpr uint32_t kVarying = kVaryingFlags | kUseHint | kReadsState | kWritesState | kVectorStores;
     LaunchTraits traits = *this;
-    if (!kOptions) traits.flags = (flags & kVarying) | kPlainRowFlags;
+    if (!kOptions) traits.flags &= kVaryingFlags | kAnyRowFlags | kVectorStores;
+    if (kWholeRows) traits.flags |= kWholeRowFlags;
     return traits;
   }
 
@@ -141,7 +149,10 @@ LaunchTraits describe_launch(const TopkParams& p, const Plan& plan) {
     if (condition) flags |= flag;
     return condition;
   };
-  const bool aligned = set(LaunchTraits::kAligned, has_aligned_rows(p, sizeof(T)));
+  // Rows that have a lead are read in whole lines. Where rows stream, that is worth more than a constant.
+  const int64_t alignment = plan.family == Family::kStreaming ? kLineBytes : sizeof(uint4);
+  const bool starts = are_aligned(p.logits, p.rows, p.logits_stride * int64_t{sizeof(T)}, alignment);
+  const bool aligned = set(LaunchTraits::kAligned, starts && p.width >= kProbeElements);
   set(LaunchTraits::kWholeVectors, aligned && p.width % kPerVec<T> == 0);
   set(LaunchTraits::kDraftRows, p.next_n > 1);
   const bool slotted = set(LaunchTraits::kRowSlots, p.row_slot != nullptr);
@@ -151,7 +162,7 @@ LaunchTraits describe_launch(const TopkParams& p, const Plan& plan) {
   set(LaunchTraits::kStateByRow, p.next_state != nullptr);
   set(LaunchTraits::kWritesState, p.state != nullptr || p.next_state != nullptr);
   const bool reads_state =
-      set(LaunchTraits::kReadsState, traits.has(LaunchTraits::kUseHint) && aligned && p.state != nullptr);
+      set(LaunchTraits::kReadsState, traits.has(LaunchTraits::kUseHint) && p.state != nullptr);
   set(LaunchTraits::kSlotIsRequest, reads_state && !slotted && p.rows <= int64_t{p.num_slots} * p.next_n);
   if (!set(LaunchTraits::kClaimedSlots, claims_slots(p))) {
     set(LaunchTraits::kSharedSlots, may_share_slots(p));

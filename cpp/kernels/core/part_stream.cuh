@@ -12,8 +12,7 @@ namespace gvr_topk {
 // Streams each warp's part of a row through the warp's ring. A part is whole tiles, and parts follow each
 // other, so that (CTA, warp, tile, lane, index in the lane) is index order.
 //
-// The first part starts at the 16-byte boundary before the row. The elements between that boundary and the
-// row belong to the same allocation. They are fetched, but are not the row's.
+// The first part starts at the last 16-byte boundary ahead of the row, wherever the row's lead begins.
 template <typename T, int kBlockWarps, int kDepth, bool kEvictFirst = true>
 struct PartStream {
   using Ring = TileRing<T, kDepth, kEvictFirst>;
@@ -24,7 +23,7 @@ struct PartStream {
 
   Ring ring;
   const T* from;  // where this lane fetches the part's first tile
-  int lead;       // elements between the row's 16-byte boundary and the row
+  int lead;       // elements from that boundary to the row
   int begin;      // first element of the part, counted from that boundary
   int length;     // elements of the part, including those before the row
   int lane;
@@ -33,8 +32,7 @@ struct PartStream {
   // 2^log2_ctas CTAs share the row; `rank` is the number of this one.
   GVR_DEVICE PartStream(const RowView<T>& row, const void* storage, int warp, int lane_, int rank = 0,
                         int log2_ctas = 0)
-      : ring(storage, warp, lane_), lane(lane_) {
-    lead = static_cast<int>(reinterpret_cast<uintptr_t>(row.data) / sizeof(T) % kPerVec<T>);
+      : ring(storage, warp, lane_), lead(lead_of(row.data)), lane(lane_) {
     const int n = row.n + lead, tiles = (n + kTileElements - 1) / kTileElements;
     const int of_cta = (tiles + (1 << log2_ctas) - 1) >> log2_ctas, first = rank * of_cta;
     const int part = (of_cta + kBlockWarps - 1) / kBlockWarps, end = min((first + of_cta) * kTileElements, n);

@@ -54,13 +54,13 @@ struct AlignedWindow {
 
   GVR_DEVICE AlignedWindow(const PrefillParams& p, const Window& window) {
     const T* first = static_cast<const T*>(p.logits) + window.row * p.logits_stride + window.start;
-    lead = static_cast<int>(reinterpret_cast<uintptr_t>(first) / sizeof(T) % kPerVec<T>);
+    lead = lead_of(first);
     data = first - lead;
     length = lead + window.n;
   }
 
   // The window itself, which may start anywhere.
-  GVR_DEVICE RowView<T> view() const { return RowView<T>{data + lead, length - lead, lead == 0}; }
+  GVR_DEVICE RowView<T> view() const { return RowView<T>{data + lead, length - lead, lead}; }
 };
 
 // The rows of a CTA, in runs of neighbours: neighbouring rows are alike, so each predicts the next. The rows

@@ -13,26 +13,33 @@ namespace gvr_topk {
 template <typename T>
 struct RowView {
   const T* data;
-  int n;         // visible length
-  bool aligned;  // whether 16-byte loads are possible
+  int n;     // visible length
+  int lead;  // elements from a 16-byte boundary ahead of the row to the row
+
+  // Kernels read vectors of 16 bytes from there. What lies ahead of the row belongs to the same allocation,
+  // but is not the row's.
+  GVR_DEVICE const T* boundary() const { return data - lead; }
 
   GVR_DEVICE uint32_t key(int i) const { return order_key(to_float(data[i])); }
 };
 
-// Whether elements are words, which asynchronous copies take one by one, wherever a row starts.
-template <typename T>
-constexpr bool kCopiesWords = sizeof(T) == sizeof(uint32_t);
+// Elements from the last multiple of `kBytes` bytes to a row.
+template <typename T, int kBytes = sizeof(uint4)>
+GVR_DEVICE int lead_of(const T* row) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % (kBytes / sizeof(T)));
+}
 
-// The whole buffer of a row, independent of the row's length.
+// The whole buffer of a row, independent of the row's length. `aligned`: no row has a lead. The lead of
+// others begins with a line of memory, or each group of vectors that a warp reads would lie in one line more.
+// A buffer without columns may lie nowhere, and has no lead.
 template <typename T>
 GVR_DEVICE RowView<T> row_buffer(const TopkParams& p, bool aligned, int row) {
   const T* data = static_cast<const T*>(p.logits) + row * p.logits_stride;
-  return RowView<T>{data, p.width, aligned};
+  return RowView<T>{data, p.width, aligned || p.width == 0 ? 0 : lead_of<T, kLineBytes>(data)};
 }
 
-// Loads `count` elements at `p` one by one, packed as a 16-byte load would bring them. It is out of line:
-// only the last vector of a row and unaligned rows of 16 bits need it, and inlined it would fill the
-// instruction cache.
+// Loads `count` elements at `p` one by one, packed as a 16-byte load would bring them. It is out of line: few
+// vectors need it, and inlined it would fill the instruction cache.
 template <typename T>
 __device__ __noinline__ uint4 load_elements(const T* p, int count) {
   const uint4 absent = negative_infinity_vec<T>();

@@ -18,25 +18,16 @@ constexpr int kTileElements = 32 * kValuesPerThread;
 template <typename T>
 constexpr int kGroup = 32 * kPerVec<T>;  // elements of one vector over the warp
 
-// Fetches the last tile of a part, with -inf behind the part's end. `target`: shared address of the first
-// vector that this lane fetches; its other vectors follow in steps of a group. `left`: elements from `from`
-// on. This is out of line because most tiles are whole.
+// Fetches the last tile of a part. Memory behind the part's end may not exist, and is not read; nothing is
+// known of the elements there. `target`: shared address of the first vector that this lane fetches; its other
+// vectors follow in steps of a group. `left`: elements from `from`, where that vector lies, on. This is out
+// of line because most tiles are whole.
 template <typename T>
 __device__ __noinline__ void fetch_end(uint32_t target, const T* from, int left) {
 #pragma unroll
   for (int j = 0; j < kVecsOfTile<T>; ++j) {
-    const int there = left - j * kGroup<T>;
-    const uint32_t vec = target + j * 32 * sizeof(uint4);
-    if (there >= kPerVec<T>) {
-      ptx::copy_async(vec, from + j * kGroup<T>);
-    } else {
-      ptx::store_shared(vec, negative_infinity_vec<T>());
-      // Memory behind the end of the buffer must not be read.
-#pragma unroll 1
-      for (int e = 0; e < there; ++e) {
-        ptx::store_shared(vec + e * sizeof(T), from[j * kGroup<T> + e]);
-      }
-    }
+    const int bytes = min((left - j * kGroup<T>)*static_cast<int>(sizeof(T)), 16);
+    ptx::copy_part_async(bytes, target + j * 32 * sizeof(uint4), from + j * kGroup<T>);
   }
 }
 
@@ -84,22 +75,9 @@ struct TileRing {
     }
   }
 
-  // Like `fetch`, but with zeros instead of -inf behind the part's end.
-  GVR_DEVICE void fetch_zero_filled(const T* from, int left, uint32_t slot, int lane) const {
-    if (left >= kTileElements) return fetch(from, kTileElements, slot);
-    const int there = left - lane * kPerVec<T>;
-#pragma unroll
-    for (int j = 0; j < kVecs; ++j) {
-      const int count = min(max(there - j * kGroup<T>, 0), kPerVec<T>);
-      // Even if nothing is read, the address must be one that could be read.
-      const T* source = count > 0 ? from + j * kGroup<T> : from - lane * kPerVec<T>;
-      ptx::copy_async(write_address + slot + j * 32 * sizeof(uint4), source, policy, count * sizeof(T));
-    }
-  }
-
   // Returns the bits of this lane's elements in the tile at `slot` that are not below `lo`; NaN is not below
-  // it. `lo` must be above -inf, because padding is -inf. `above` receives the bits of the elements that are
-  // not at or below `hi`.
+  // it. `above` receives the bits of the elements that are not at or below `hi`. Both tell nothing of
+  // elements that are not the part's.
   GVR_DEVICE uint32_t not_below(float lo, float hi, uint32_t slot, uint32_t& above) const {
     ptx::BitAccumulator bits, above_bits;
 #pragma unroll

@@ -1,5 +1,5 @@
-// Selects the top k of rows that registers do not hold and that cannot stream (unaligned rows, k above 2,048,
-// consumer Blackwell), and of any row with path `radix_rounds`.
+// Selects the top k of rows that registers do not hold and that cannot stream (k above 2,048, consumer
+// Blackwell), and of any row with path `radix_rounds`.
 //
 // Grid: rows * ctas CTAs of 512 threads, in clusters of `ctas` along x; cluster r works on row r.
 //

@@ -53,7 +53,8 @@ GVR_DEVICE bool narrow(const RowContext<T>& ctx, KeyInterval& interval, uint32_t
     const auto position = [&](int i) {
       const uint32_t thread = min(first + i, probes - 1) * kThreads + ctx.thread;
       const uint32_t line = (thread / kNarrowLanes) << ctx.log2_ctas | ctx.rank;
-      return (RowSampler::hashed_position(line, ctx.row.n & -kNarrowElements) & -kNarrowElements) +
+      const int elements = behind_first_probe(ctx.row, ctx.row.n) & -kNarrowElements;
+      return first_probe(ctx.row) + (RowSampler::hashed_position(line, elements) & -kNarrowElements) +
              kSampleVec * static_cast<int>(thread % kNarrowLanes);
     };
 #pragma unroll  // so that the loads overlap

@@ -32,9 +32,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   ptx::grid_take_over();
   unsigned char* const memory = ptx::opaque_shared(storage);
   RowJob<T, true> job(p, traits, memory);
-  job.ctx.row.aligned = reinterpret_cast<uintptr_t>(job.ctx.row.data) % sizeof(uint4) == 0;
   // Up to 64 KiB of an aligned row arrive while its length is read.
-  if (threadIdx.x == kThreads - 1 && job.ctx.row.aligned && p.width >= kPerVec<T>)
+  if (threadIdx.x == kThreads - 1 && job.ctx.row.lead == 0 && p.width >= kPerVec<T>)
     ptx::prefetch_to_l2(job.ctx.row.data, min(p.width / kPerVec<T>, 4096) * sizeof(uint4));
   // One thread reads the values that another row or stream may be writing, because branches around block
   // barriers depend on them.

@@ -34,9 +34,9 @@ struct ChunkStream {
   }
 
   // Fetches the next tile, if there is one.
-  GVR_DEVICE void fetch(int lane) {
+  GVR_DEVICE void fetch() {
     if (left <= 0) return;
-    ring.fetch_zero_filled(from, left, fetch_slot, lane);
+    ring.fetch(from, left, fetch_slot);
     ptx::commit_copies();
     fetch_slot = TileRing<T, kPrefillRingDepth>::next(fetch_slot);
     from += kTileStride;
@@ -45,16 +45,16 @@ struct ChunkStream {
   }
 
   // Fetches tiles while there is room for them.
-  GVR_DEVICE void fill(int lane) {
+  GVR_DEVICE void fill() {
 #pragma unroll 1
-    while (left > 0 && in_flight < kPrefillRingDepth) fetch(lane);
+    while (left > 0 && in_flight < kPrefillRingDepth) fetch();
   }
 
   // Starts to stream a row, unless its first tiles are in flight already.
   GVR_DEVICE void enter(const AlignedWindow<T>& window, int warp, int lane) {
     if (!has_next_row) begin(window, warp, lane);
     has_next_row = false;
-    fill(lane);
+    fill();
   }
 
   // Drops the fetched tiles, so that a row can be streamed from its beginning.
@@ -84,12 +84,12 @@ struct ChunkStream {
       slot = TileRing<T, kPrefillRingDepth>::next(slot);
       --in_flight;
       if (left <= 0 && !has_next_row) begin_next_row(p, next_window, warp, lane);
-      fetch(lane);
+      fetch();
     }
     if (left <= 0 && !has_next_row) {
       begin_next_row(p, next_window, warp, lane);
     }
-    fill(lane);
+    fill();
   }
 
  private:

@@ -41,7 +41,7 @@ GVR_DEVICE void collect(const PrefillParams& p, PrefillShared& smem, ChunkStream
   stream.for_each_tile(p, tiles, next_window, warp, lane, [&](uint32_t slot) {
     uint32_t above = 0;
     uint32_t inside = stream.ring.not_below(interval.lo, interval.hi, slot, above) & ~above;
-    // Elements before the window, and the zeros that pad the row's end, do not belong to the row.
+    // Elements before the window, and what lies behind the row's end, do not belong to the row.
     const int there = window.length - static_cast<int>(kValuesPerThread * number);
     if (number == 0 || there < kValuesPerThread) {
       uint32_t bits = number == 0 ? ~((1u << window.lead) - 1) : 0xffffffffu;

@@ -73,10 +73,8 @@ struct Arrivals {
     const bool owner =
         static_cast<uint32_t>(offset) < static_cast<uint32_t>(part.words * Part::kWordElements) &&
         offset / kValuesPerThread % 32 == lane;
-    if (owner) {
-      ptx::copy_async(buffer(number) + whole * sizeof(T), window.data + whole, ptx::evict_first_policy(),
-                      rest * sizeof(T));
-    }
+    const int bytes = owner ? rest * static_cast<int>(sizeof(T)) : 0;
+    ptx::copy_part_async(bytes, buffer(number) + whole * sizeof(T), window.data + whole);
   }
 
   // Waits for the window that is taken next. One group of copies has been committed for each window so far

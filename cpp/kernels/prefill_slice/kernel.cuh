@@ -12,10 +12,10 @@
 // - merge: radix rounds over the carry and the list find the k-th key, and what is selected goes to the
 //   carry, or to the output where the row ends (prefill_slice/merge.cuh).
 //
-// A warp that has listed its part fetches its first tiles of the next row, and half of the CTAs start a
-// little later, so that some read while others merge. If the list has no room for all elements, the slice is
-// streamed again with a key from a sample. If that fails too, radix rounds take the carry and the whole
-// slice, as they do for a large k.
+// A warp that has listed its part fetches its first tiles of the next row. Where CTAs have several rows, half
+// of them start a little later, so that some read while others merge. If the list has no room for all
+// elements, the slice is streamed again with a key from a sample. If that fails too, radix rounds take the
+// carry and the whole slice, as they do for a large k.
 #pragma once
 
 #include "core/launch.cuh"
@@ -64,7 +64,8 @@ template <typename T>
 GVR_DEVICE RowStream<T> stream_of(const SliceParams& p, SliceShared& smem, const Slice& slice) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const T* row = static_cast<const T*>(p.prefill.logits) + slice.window.row * p.prefill.logits_stride;
-  return RowStream<T>(RowView<T>{row + slice.window.start, slice.window.n, false}, smem.ring, warp, lane);
+  const T* first = row + slice.window.start;
+  return RowStream<T>(RowView<T>{first, slice.window.n, lead_of(first)}, smem.ring, warp, lane);
 }
 
 // Fetches the first tiles of a slice.
@@ -93,7 +94,7 @@ __device__ __noinline__ void list_above(const SliceParams& p, int turn, int next
       store.store[at] = BufferedValue{first + step * kTileElements + index, stream.ring.value(slot, index)};
     });
   });
-  if (next >= 0) stream_of<T>(p, smem, smem.slices[next]).start();
+  if (next >= 0) start_stream<T>(p, next);
   if (lane == 0) {
     smem.stored[warp] = store.count;
     if (store.full) smem.is_full = 1;
@@ -162,14 +163,14 @@ __device__ __noinline__ bool merge_listed(const SliceParams& p, int turn, uint32
 }
 
 // Rows of one length end together on all SMs, and nobody would read while all CTAs merge. So half of the CTAs
-// start later, by half of the time that a row takes, or by a merge, which is shorter where rows are long.
+// start later, by half of the time that a row takes, and by no more than was tried.
 template <typename T>
 GVR_DEVICE void stagger(const SliceParams& p, const Slice& first) {
   constexpr uint32_t kBytesPerNs = 36;  // of an SM on an H200, whose 132 share 4.8 TB/s
-  constexpr uint32_t kMergeNs = 20'000;
+  constexpr uint32_t kMostNs = 20'000;
   const bool is_late = blockIdx.x >= gridDim.x / 2 && static_cast<uint32_t>(p.prefill.rows) >= 2 * gridDim.x;
   if (is_small_arch(kArch) || !is_late) return;
-  __nanosleep(min(static_cast<uint32_t>(first.window.n) * sizeof(T) / kBytesPerNs, size_t{kMergeNs}));
+  __nanosleep(min(static_cast<uint32_t>(first.window.n) * sizeof(T) / kBytesPerNs, size_t{kMostNs}));
 }
 
 // What is kept from row to row, the same in all threads.

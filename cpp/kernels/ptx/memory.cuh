@@ -100,10 +100,26 @@ GVR_DEVICE void copy_async_before(int index, int end, uint32_t shared, const voi
       : "memory");
 }
 
-// As `copy_async`, but copies 4 or 8 bytes, through L1.
+// Copies 8 bytes, through L1, or 16, if `condition`.
 template <int kBytes>
-GVR_DEVICE void copy_few_async(uint32_t shared, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(global), "n"(kBytes)
+GVR_DEVICE void copy_async_if(bool condition, uint32_t shared, const void* global) {
+  const auto copied = static_cast<uint32_t>(condition);
+  if constexpr (kBytes == 8) {
+    asm volatile(GVR_PREDICATED("ne.u32", "%0, 0", "cp.async.ca.shared.global [%1], [%2], 8")::"r"(copied),
+                 "r"(shared), "l"(global)
+                 : "memory");
+  } else {
+    static_assert(kBytes == 16);
+    asm volatile(GVR_PREDICATED("ne.u32", "%0, 0", "cp.async.cg.shared.global [%1], [%2], 16")::"r"(copied),
+                 "r"(shared), "l"(global)
+                 : "memory");
+  }
+}
+
+// Copies the first `bytes` of 16, if there are any, and reads no more. Zeros follow them.
+GVR_DEVICE void copy_part_async(int bytes, uint32_t shared, const void* global) {
+  asm volatile(GVR_PREDICATED("gt.s32", "%2, 0", "cp.async.cg.shared.global [%0], [%1], 16, %2")::"r"(shared),
+               "l"(global), "r"(bytes)
                : "memory");
 }
 
@@ -119,13 +135,6 @@ template <int kOffset>
 GVR_DEVICE void copy_async_at(uint32_t shared, const void* global, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0 + %3], [%1 + %3], 16, %2;" ::"r"(shared),
                "l"(global), "l"(policy), "n"(kOffset)
-               : "memory");
-}
-
-// Copies only the first `bytes` of the 16, and reads no more; zeros follow them.
-GVR_DEVICE void copy_async(uint32_t shared, const void* global, uint64_t policy, uint32_t bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global),
-               "r"(bytes), "l"(policy)
                : "memory");
 }
 

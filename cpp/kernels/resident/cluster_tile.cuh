@@ -12,7 +12,8 @@ namespace gvr_topk::resident {
 
 // Consecutive elements of one lane. Index order is (CTA, warp, lane, index in the tile), so one scan over the
 // lanes ranks them. They are fetched in coalesced order, and change lanes in shared memory. The row is spread
-// over warps in groups of 32 vectors, evenly: some warps have one group more than others.
+// over warps in groups of 32 vectors, evenly: some warps have one group more than others. The first vector
+// starts at the boundary ahead of the row.
 template <typename T, int kValues>
 struct ClusterTile {
   static constexpr int kVecs = kValues / kPerVec<T>;
@@ -21,11 +22,11 @@ struct ClusterTile {
   static constexpr uint32_t kStagingBytes = sizeof(T) * kThreads * kValues;
   static constexpr uint32_t kSecondStagingBytes = kStagingBytes / 2;
 
-  int vecs;              // vectors that a lane holds
-  int begin;             // position of the first element
-  int length;            // elements of the row from `begin` on; may be negative, or more than the tile holds
-  uint32_t staging;      // shared address of the warp's elements
-  float value[kValues];  // -inf behind the row's end
+  int vecs;          // vectors that a lane holds
+  int begin;         // position of the first element; negative ahead of the row
+  int length;        // elements from `begin` to the row's end; may be negative, or more than the tile holds
+  uint32_t staging;  // shared address of the warp's elements
+  float value[kValues];  // -inf outside of the row
 
   // The staging area lies behind the list. It holds as many bytes of the row as the CTA does.
   GVR_DEVICE ClusterTile(const RowContext<T>& ctx, const LaunchTraits& traits)
@@ -50,52 +51,41 @@ struct ClusterTile {
            (kStagingBytes + kSecondStagingBytes) / sizeof(uint4);
   }
 
-  GVR_DEVICE static int groups_of(int elements) { return (elements + kGroup - 1) >> log2_of(kGroup); }
+  GVR_DEVICE static int groups_of(const RowContext<T>& ctx, int elements) {
+    return (ctx.row.lead + elements + kGroup - 1) >> log2_of(kGroup);
+  }
 
-  // Computes where this lane's elements lie in a row of `elements`. Returns the position of its warp's first
-  // element.
+  // Computes where this lane's elements lie in a row of `elements`. Returns how far its warp's first element
+  // is from the boundary.
   GVR_DEVICE int lay_out(const RowContext<T>& ctx, int elements) {
-    const int groups = groups_of(elements), log2_warps = log2_of(kWarps) + ctx.log2_ctas;
+    const int groups = groups_of(ctx, elements), log2_warps = log2_of(kWarps) + ctx.log2_ctas;
     const int before = (ctx.rank * kWarps + ctx.warp) * groups + (1 << log2_warps) - 1;
     // The last warp also writes the next state, so it never has a group more.
     const int first = before >> log2_warps;
     vecs = ((before + groups) >> log2_warps) - first;
-    begin = first * kGroup + ctx.lane * vecs * kPerVec<T>;
+    begin = first * kGroup + ctx.lane * vecs * kPerVec<T> - ctx.row.lead;
     return first * kGroup;
   }
 
   // Starts the loads of a row of `elements` in a buffer of `width`. Whole vectors are loaded where the buffer
   // has them, because loading elements behind the row's end costs less than leaving them out.
   GVR_DEVICE void fetch(const RowContext<T>& ctx, const LaunchTraits& traits, int elements, int width) {
-    const int warp_begin = lay_out(ctx, elements);
-    const int at_lane = warp_begin + ctx.lane * kPerVec<T>;
-    const T* data = ctx.row.data + at_lane;
-    const int left = elements - at_lane;
-    int whole = min(min(left, width - at_lane - kPerVec<T> + 1), vecs * kGroup);
+    const int at_lane = lay_out(ctx, elements) + ctx.lane * kPerVec<T>;
+    const T* data = ctx.row.boundary() + at_lane;
+    const int before = at_lane - ctx.row.lead, left = elements - before;
+    int whole = min(min(left, width - before - kPerVec<T> + 1), vecs * kGroup);
     ptx::keep(whole);
-    if (ctx.row.aligned) {
-      // `address` of a vector 32 further on differs in one swizzled bit only, so two base addresses serve all
-      // vectors.
-      const uint32_t even = address(ctx.lane), odd = address(32 + ctx.lane) - 32 * sizeof(uint4);
-      copy_before(whole, even, odd, data);
-    } else if (kCopiesWords<T>) {
-      const int words = min(elements - warp_begin, vecs * kGroup);
-#pragma unroll 4
-      for (int i = ctx.lane; i < words; i += 32) {
-        ptx::copy_few_async<4>(address(i / 4) + 4 * (i % 4), ctx.row.data + warp_begin + i);
-      }
-      ptx::reconverge(ctx.zero);  // Lanes have copied different numbers of words.
+    // `address` of a vector 32 further on differs in one swizzled bit only, so two base addresses serve all
+    // vectors.
+    const uint32_t even = address(ctx.lane), odd = address(32 + ctx.lane) - 32 * sizeof(uint4);
+    copy_before(whole, even, odd, data);
+    if (!traits.has(LaunchTraits::kWholeVectors)) {
+      // The buffer may end within a vector, which is the last one of its lane.
+      const int vec = (max(whole, 0) + kGroup - 1) >> log2_of(kGroup), at = vec * kGroup;
+      const int there = vec < vecs ? left - at : 0;
+      ptx::copy_part_async(there * static_cast<int>(sizeof(T)), address(32 * vec + ctx.lane), data + at);
     }
     ptx::commit_copies();
-    if (traits.has(LaunchTraits::kWholeVectors) || (kCopiesWords<T> && !ctx.row.aligned)) return;
-#pragma unroll 1
-    for (int j = 0; j < vecs; ++j) {
-      const int at = j * kGroup;
-      if (at < left && (!ctx.row.aligned || at >= whole)) {
-        ptx::store_shared(address(32 * j + ctx.lane), load_elements(data + at, left - at));
-      }
-    }
-    ptx::reconverge(ctx.zero);  // Lanes have loaded different vectors at the row's end.
   }
 
   template <int kVec = 0>
@@ -115,14 +105,15 @@ struct ClusterTile {
   // this CTA and each of its warps has as many vectors.
   GVR_DEVICE StagedRow staged_row(const RowContext<T>& ctx, int length, int width) const {
     const uint32_t stride = 32 * kVecs * sizeof(uint4);
-    const bool even = groups_of(width) % (kWarps << ctx.log2_ctas) == 0;
-    const bool is_here = ctx.rank == 0 && even && length <= kWarps * vecs * kGroup;
+    const bool even = groups_of(ctx, width) % (kWarps << ctx.log2_ctas) == 0;
+    const bool is_here = ctx.rank == 0 && even && ctx.row.lead + length <= kWarps * vecs * kGroup;
     return StagedRow{staging - ctx.warp * stride, stride, is_here ? vecs : 0};
   }
 
   // Waits for the loads of the whole warp, and takes this lane's elements into registers.
-  GVR_DEVICE void load(int lane, int n) {
-    length = n - begin;
+  GVR_DEVICE void load(const RowContext<T>& ctx) {
+    const int lane = ctx.lane;
+    length = ctx.row.n - begin;
     ptx::wait_copies<0>();
     __syncwarp();
 #pragma unroll
@@ -132,12 +123,21 @@ struct ClusterTile {
 #pragma unroll
       for (int e = 0; e < kPerVec<T>; ++e) value[j * kPerVec<T> + e] = element<T>(vec, e);
     }
-    // The condition is the same in all lanes: the warp's elements lie in the row.
+    if (ctx.row.lead != 0 && begin < lane * vecs * kPerVec<T>) {  // in the row's first warp
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) value[i] = i < -begin ? -INFINITY : value[i];
+    }
+    // The condition is the same in all lanes: the warp's elements do not reach behind the row's end.
     if (length >= (32 - lane) * vecs * kPerVec<T>) return;
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
       if (i >= length) value[i] = -INFINITY;
     }
+  }
+
+  // Number of this lane's elements that lie ahead of the row.
+  GVR_DEVICE int ahead(const RowContext<T>& ctx) const {
+    return ctx.row.lead == 0 ? 0 : min(max(-begin, 0), vecs * kPerVec<T>);
   }
 
   // Returns the key of one element of a lane, whose index is known only at run time.
@@ -148,7 +148,7 @@ struct ClusterTile {
 
   // Returns the bits of the elements for which set_bit(sum, element, bit) adds its bit to the sum. `elements`
   // are the tile's values, or something computed from each of them. set_bit must not add a bit for an element
-  // behind the row's end.
+  // outside of the row.
   template <typename Element, typename SetBit>
   GVR_DEVICE uint32_t bits_of(const Element (&elements)[kValues], SetBit set_bit) const {
     ptx::BitAccumulator accumulators[kValues / kValuesPerThread];

@@ -56,8 +56,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   constexpr bool kOptions = kSpecialization == Specialization::kGeneric;
+  constexpr bool kWholeRows = has_whole_rows(kSpecialization);
   const LaunchTraits traits = launch_traits.in_registers<kSpecialization, kCommonSizes>();
-  constexpr auto kStartOver = start_over<T, kValues, kOptions>;
+  constexpr auto kStartOver = start_over<T, kValues, kOptions, kWholeRows>;
   ptx::grid_take_over();
   RowJob<T, kOptions> job(p, traits, ptx::opaque_shared(storage), kCommonSizes);
   const RowContext<T>& ctx = job.ctx;
@@ -76,18 +77,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   arrive_at_start(ctx);
   job.publish_state(p, traits, state);
   job.agree_on_length(p, traits);
-  const bool is_solo = is_solo_row(Family::kResident, p.width, ctx.row.n, ctx.k);
+  const bool is_solo = is_solo_row(Family::kResident, p.width, ctx.row.n, ctx.k, ctx.row.lead);
   if (job.is_short() || is_solo) {
     const small_row::SoloRow solo{
         ctx.row.n, job.requested_slot,
         static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)) + tile.kStagingBytes,
         tile.staged_row(ctx, ctx.row.n, p.width), !traits.has(LaunchTraits::kReadsState)};
-    const bool agreed = small_row::finish_alone<Family::kResident>(p, launch_traits, job, is_solo, solo);
+    const bool agreed =
+        small_row::finish_alone<Family::kResident, kWholeRows>(p, launch_traits, job, is_solo, solo);
     if (!agreed) kStartOver(p, launch_traits, kGuessNone, 1);
     return;
   }
   // A row of at most half the buffer's width is laid out again, or half of the warps would hold all of it.
-  if (2 * tile.groups_of(ctx.row.n) <= tile.groups_of(p.width)) {
+  if (2 * tile.groups_of(ctx, ctx.row.n) <= tile.groups_of(ctx, p.width)) {
     elements = ctx.row.n;
     tile.stage_in_second_area(ctx, traits);
     probe.fetch_into(tile.behind(ctx, traits), ctx, traits);
@@ -107,12 +109,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       moments = Moments(ctx, probe);
     }
     interval = guess(ctx, job.hint_reason(p, traits, is_known(state)), state, moments);
-    tile.load(ctx.lane, ctx.row.n);
+    tile.load(ctx);
   } else {
-    const RowSampler sampling = sampling_of(ctx, traits, probe);
+    const RowSampler sampling = sampling_of(ctx, probe);
     ptx::wait_copies<1>();
-    interval =
-        guess_without_state(ctx, traits, probe, sampling, [] {}, [&] { tile.load(ctx.lane, ctx.row.n); });
+    interval = guess_without_state(ctx, probe, sampling, [] {}, [&] { tile.load(ctx); });
   }
   const uint32_t source = interval.source;
 
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (is_masked(missed, result, ctx.k)) {
         resolve_miss_masked<T, kValues, kOptions>(p, launch_traits);
       } else {
-        resolve_miss_resident<T, kValues, kOptions>(p, launch_traits);
+        resolve_miss_resident<T, kValues, kOptions, kWholeRows>(p, launch_traits);
       }
       return;
     }

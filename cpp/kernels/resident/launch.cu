@@ -10,15 +10,16 @@ cudaError_t launch_tile(const ClusterLaunch& launch) {
   const size_t shared = resident_bytes<T, kValues>(launch.traits);
   const S which = launch.traits.specialization();
   if (launch.traits.has_common_sizes() && which != S::kCommon && which != S::kGeneric) {
-    return launch_as_constant<S::kCommonOneRow, S::kCommonSlotted, S::kNoState>(
+    return launch_as_constant<S::kCommonOneRow, S::kCommonSlotted, S::kNoState, S::kAnyRow>(
         which, [&](auto specialization) {
           return launch_clusters<resident_topk<T, kValues, specialization(), true>>(launch, shared);
         });
   }
   const S any_sizes = which == S::kCommonOneRow || which == S::kCommonSlotted ? S::kCommon : which;
-  return launch_as_constant<S::kCommon, S::kNoState, S::kGeneric>(any_sizes, [&](auto specialization) {
-    return launch_clusters<resident_topk<T, kValues, specialization(), false>>(launch, shared);
-  });
+  return launch_as_constant<S::kCommon, S::kNoState, S::kAnyRow, S::kGeneric>(
+      any_sizes, [&](auto specialization) {
+        return launch_clusters<resident_topk<T, kValues, specialization(), false>>(launch, shared);
+      });
 }
 
 template <typename T>

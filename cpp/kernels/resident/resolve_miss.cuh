@@ -20,7 +20,7 @@ GVR_DEVICE ClusterTile<T, kValues> restore_tile(const TopkParams& p, const Launc
   ClusterTile<T, kValues> tile(job.ctx, traits);
   if (missed.elements != p.width) tile.stage_in_second_area(job.ctx, traits);
   tile.lay_out(job.ctx, missed.elements);
-  tile.load(job.ctx.lane, job.ctx.row.n);
+  tile.load(job.ctx);
   return tile;
 }
 
@@ -39,10 +39,10 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
   const uint32_t greater = result.above + result.inside;
   const int items = job.count_items(traits, kNegInfKey, greater);
   // Listed keys and ties of the earlier CTAs.
-  const int log2_warps = log2_of(kWarps) + ctx.log2_ctas, groups = tile.groups_of(missed.elements);
+  const int log2_warps = log2_of(kWarps) + ctx.log2_ctas, groups = tile.groups_of(ctx, missed.elements);
   const auto first_of = [&](int cta) {
     const int first = (cta * kWarps * groups + (1 << log2_warps) - 1) >> log2_warps;
-    return min(first * Tile::kGroup, ctx.row.n);
+    return min(max(first * Tile::kGroup - ctx.row.lead, 0), ctx.row.n);
   };
   const Counts& counts = smem.header[ctx.lane & (ctx.ctas - 1)].counts;
   const bool earlier = ctx.lane < ctx.rank;
@@ -60,7 +60,8 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
   job.count_hint_hits(p, traits, threshold.key);
   const uint32_t selected = tile.not_below(key_to_float(kLeastFiniteKey));
   const int in_tile = min(max(tile.length, 0), tile.vecs * kPerVec<T>);
-  const uint32_t ties = (in_tile < 32 ? (1u << in_tile) - 1 : ~0u) & ~selected;
+  const int ahead = tile.ahead(ctx);
+  const uint32_t ties = ptx::bit_range(ahead, max(in_tile - ahead, 0)) & ~selected;
   const uint32_t before = result.above_before + listed + ties_taken;
   emit_tile(ctx, missed.interval, threshold, before, tile, selected | ties, ties, output, [&] {
     job.write_state(traits, next, [] { return StepState{kStateMasked, 0.0f, 0.0f, 0}; });
@@ -71,13 +72,13 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
 
 // Finishes any other row: radix rounds over its keys find an interval that holds the k-th key by
 // construction, and one exchange follows.
-template <typename T, int kValues, bool kOptions>
+template <typename T, int kValues, bool kOptions, bool kWholeRows>
 __device__ __noinline__ void resolve_miss_resident(const TopkParams& launch_params,
                                                    const LaunchTraits& launch_traits) {
   const TopkParams constants = ptx::kernel_parameter(launch_params);
   // Generic kernels with 32 elements per thread have no registers left for them.
   const TopkParams& p = kOptions ? launch_params : constants;
-  const LaunchTraits traits = ptx::kernel_parameter(launch_traits).out_of_line<kOptions>();
+  const LaunchTraits traits = ptx::kernel_parameter(launch_traits).out_of_line<kOptions, kWholeRows>();
   RowJob<T, kOptions> job(p, traits, storage);
   const RowContext<T>& ctx = job.ctx;
   Shared& smem = *ctx.shared;
@@ -87,7 +88,7 @@ __device__ __noinline__ void resolve_miss_resident(const TopkParams& launch_para
   uint32_t key[kValues];
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
-    const bool there = i < tile.vecs * kPerVec<T> && i < tile.length;
+    const bool there = tile.ahead(ctx) <= i && i < tile.vecs * kPerVec<T> && i < tile.length;
     key[i] = there ? order_key(tile.value[i]) : kAbsentKey;
   }
   uint32_t exchanges = missed.passes;
@@ -135,7 +136,7 @@ __device__ __noinline__ void resolve_miss_resident(const TopkParams& launch_para
 
 // Starts over after some exchanges, where CTAs have read different lengths or guessed different intervals.
 // The length that the first CTA has read decides. The block has waited for all earlier copies.
-template <typename T, int kValues, bool kOptions>
+template <typename T, int kValues, bool kOptions, bool kWholeRows>
 __device__ __noinline__ void start_over(const TopkParams& p, const LaunchTraits& traits, uint32_t source,
                                         int exchanges) {
   RowJob<T, kOptions> job(p, traits, storage);
@@ -154,7 +155,7 @@ __device__ __noinline__ void start_over(const TopkParams& p, const LaunchTraits&
     smem.missed = MissedGuess{
         KeyInterval::everything(), all, exchanges, ctx.row.n, p.width, 0.0f, kTooFewCounted, source};
   }
-  resolve_miss_resident<T, kValues, kOptions>(p, traits);
+  resolve_miss_resident<T, kValues, kOptions, kWholeRows>(p, traits);
 }
 
 }  // namespace gvr_topk::resident

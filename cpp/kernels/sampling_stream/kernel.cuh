@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   const bool writer = team.rank == 0 && team.thread == 0;
   ptx::grid_take_over();
 
-  const RowView<T> row{static_cast<const T*>(p.logits) + number * p.logits_stride, p.vocabulary, true};
+  const RowView<T> row{static_cast<const T*>(p.logits) + number * p.logits_stride, p.vocabulary, 0};
   const Stream<T> stream(row, rings, team.warp, team.lane, team.rank, __ffs(team.ctas) - 1);
   const VectorSample<T> sample(row.data, p.vocabulary);  // Behind a full ring its loads would wait.
   if (p.one_kind) stream.start();

@@ -42,8 +42,9 @@ GVR_DEVICE LaneMask<Tile::kWords> mask_of_keys(const Tile& tile, SetBit set_bit)
 }
 
 // A warp owns consecutive elements, and its lanes own vectors in coalesced order. Index order is (warp,
-// vector, lane, element). Elements behind the row's end are -inf. The top k are the same, since ties go to
-// the smallest positions.
+// vector, lane, element). The first vector starts at the boundary ahead of the row. Elements behind
+// the row's end are -inf. The top k are the same, since ties go to the smallest positions. Those ahead of the
+// row are -inf as well, and among keys they are absent.
 //
 // A small tile loads the whole buffer of the row before the row's length is known, because loading elements
 // behind the end costs less than waiting.
@@ -60,50 +61,35 @@ struct CtaTile {
   static constexpr bool kLoadsEarly = kValues <= kValuesPerThread;
   static constexpr int kWords = kValues > kValuesPerThread ? kValues / kValuesPerThread : 1;
 
-  int begin;  // position of the warp's first element
+  int begin;  // position of the warp's first element; negative ahead of the row
+  int last;   // which of the vectors arrives in shared memory, or -1
   uint4 raw[kVecs];
   uint32_t bits[kValues];  // bits of the values; later the keys, without their invariant low bits
 
-  // Starts the loads of the row as far as its buffer goes. `whole`: the buffer is whole vectors.
-  GVR_DEVICE void load(const RowView<T>& row, bool whole) {
-    const int there = row.n;
-    begin = (threadIdx.x >> 5) * kVecs * kGroup;
-    const int first = begin + (threadIdx.x & 31) * kPerVec<T>;
-    const T* data = row.data + first;
+  // Starts the loads of a row's first elements. If they end within a vector, that one arrives at `last_vec`
+  // in shared memory, because loads of single elements would be waited for. Null: they do not.
+  GVR_DEVICE void load(const RowView<T>& row, int elements, uint4* last_vec) {
+    const int there = row.lead + elements, of_warp = (threadIdx.x >> 5) * kVecs * kGroup;
+    begin = of_warp - row.lead;
+    const int first = of_warp + (threadIdx.x & 31) * kPerVec<T>;
+    const T* data = row.boundary() + first;
     if constexpr (kLoadsEarly) {
       ptx::keep(data);
-      const int whole_vecs = there - kPerVec<T> + 1 - first;  // Whole vectors start before this element.
-      load_before(row.aligned ? whole_vecs : 0, data);
+      load_before(there - kPerVec<T> + 1 - first, data);  // Whole vectors start before this element.
     } else {
 #pragma unroll
       for (int j = 0; j < kVecs; ++j) {
         raw[j] = negative_infinity_vec<T>();
-        if (row.aligned && first + j * kGroup + kPerVec<T> <= there) {
-          raw[j] = ptx::load_streaming(data + j * kGroup);
-        }
+        if (first + j * kGroup + kPerVec<T> <= there) raw[j] = ptx::load_streaming(data + j * kGroup);
       }
     }
-    if (whole || (row.aligned && there % kPerVec<T> == 0)) return;
-    if constexpr (kCopiesWords<T>) {
-      if (!row.aligned) return load_words(there - first, data);
-    }
-#pragma unroll
-    for (int j = 0; j < kVecs; ++j) {
-      const int left = there - first - j * kGroup;
-      if (left > 0 && (!row.aligned || left < kPerVec<T>)) {
-        raw[j] = load_elements(data + j * kGroup, left);
-      }
-    }
-  }
-
-  // Starts the loads of the first `left` elements, which are words, one by one.
-  GVR_DEVICE void load_words(int left, const T* data) {
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      const int at = i / 4 * kGroup + i % 4;
-      if (i % 4 == 0) raw[i / 4] = negative_infinity_vec<T>();
-      ptx::load_if(at < left, reinterpret_cast<uint32_t (&)[4]>(raw[i / 4])[i % 4], data + at);
-    }
+    last = -1;
+    if (last_vec == nullptr) return;
+    const int left = there - first, rest = left & (kGroup - 1);
+    if (0 < left && left < kVecs * kGroup && 0 < rest && rest < kPerVec<T>) last = left >> log2_of(kGroup);
+    ptx::copy_part_async(last < 0 ? 0 : rest * static_cast<int>(sizeof(T)), ptx::shared_address(last_vec),
+                         data + (left - rest));
+    ptx::commit_copies();
   }
 
   template <int kVec = 0>
@@ -116,9 +102,10 @@ struct CtaTile {
   }
 
   // Takes the row from shared memory, as far as it is staged there.
-  GVR_DEVICE void load(const StagedRow& staged) {
+  GVR_DEVICE void load(const StagedRow& staged, int lead) {
     const int first = (threadIdx.x >> 5) * kVecs;
-    begin = first * kGroup;
+    begin = first * kGroup - lead;
+    last = -1;
     int warp = first / staged.vecs, vec = first - warp * staged.vecs;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
@@ -128,20 +115,46 @@ struct CtaTile {
     }
   }
 
-  // Waits for the loads, and puts -inf behind the row's end. `may_pass_end`: whether the loaded vectors may
-  // reach behind that end.
-  GVR_DEVICE void wait(int n, int lane, bool may_pass_end = kLoadsEarly) {
+  // Waits for the loads, and puts -inf ahead of the row and behind its end. `may_pass_end`: whether elements
+  // behind that end were loaded.
+  GVR_DEVICE void wait(const RowView<T>& row, int lane, const uint4* last_vec,
+                       bool may_pass_end = kLoadsEarly) {
+    if (last_vec != nullptr && __any_sync(0xffffffffu, last >= 0)) {
+      ptx::wait_copies<0>();
+      const uint4 vec = ptx::load_shared(ptx::shared_address(last_vec));
+      uint32_t word[4] = {vec.x, vec.y, vec.z, vec.w};
+      const int there = (row.n - begin - lane * kPerVec<T>)&(kGroup - 1);
+#pragma unroll
+      for (int e = 1; e < kPerVec<T>; ++e) {
+        if (!may_pass_end && e >= there) mask_element<T>(word, e);
+      }
+#pragma unroll
+      for (int j = 0; j < kVecs; ++j) {
+        if (j == last) raw[j] = make_uint4(word[0], word[1], word[2], word[3]);
+      }
+    }
     for_each_index(
         [&](int i) { bits[i] = __float_as_uint(element<T>(raw[i / kPerVec<T>], i % kPerVec<T>)); });
-    if (!may_pass_end || begin + kVecs * kGroup <= n) return;
-    const int left = n - begin - lane * kPerVec<T>;
+    set_ahead(row.lead, lane, __float_as_uint(-INFINITY));
+    if (!may_pass_end || begin + kVecs * kGroup <= row.n) return;
+    const int left = row.n - begin - lane * kPerVec<T>;
     for_each_index([&](int i) {
       if (i / kPerVec<T> * kGroup + i % kPerVec<T> >= left) bits[i] = __float_as_uint(-INFINITY);
     });
   }
 
-  GVR_DEVICE void make_keys() {
+  GVR_DEVICE void make_keys(int lead, int lane) {
     for_each_index([&](int i) { bits[i] = order_key(value(i)) >> kInvariantBits<T>; });
+    set_ahead(lead, lane, kAbsentKey);
+  }
+
+  // Sets the elements ahead of the row.
+  GVR_DEVICE void set_ahead(int lead, int lane, uint32_t absent) {
+    if (lead == 0) return;
+#pragma unroll
+    for (int i = 0; i < kPerVec<T>; ++i) {
+      bits[i] = begin + lane * kPerVec<T> + i < 0 ? absent : bits[i];
+    }
   }
 
   GVR_DEVICE float value(int index) const { return __uint_as_float(bits[index]); }

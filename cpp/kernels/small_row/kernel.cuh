@@ -37,7 +37,10 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   const RowContext<T>& ctx = job.ctx;
   Shared& smem = *ctx.shared;
   Tile tile;
-  if constexpr (Tile::kLoadsEarly) tile.load(ctx.row, traits.has(LaunchTraits::kWholeVectors));
+  // Only where the whole buffer is loaded, and has whole vectors, is its last one surely whole.
+  const bool whole = Tile::kLoadsEarly && traits.has(LaunchTraits::kWholeVectors);
+  uint4* const last_vec = whole ? nullptr : &own.last_vec;
+  if constexpr (Tile::kLoadsEarly) tile.load(ctx.row, p.width, last_vec);
   __syncwarp();  // The loads of the row are issued first.
   StepState state = job.load_state_early(p, traits);
   own.bins.clear(ctx.thread);
@@ -53,13 +56,14 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   job.agree_on_length(p, traits);
   if (__any_sync(0xffffffffu, job.is_short())) {
     job.write_short(p, traits);
+    ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
     return;
   }
   if constexpr (!Tile::kLoadsEarly) {
-    tile.load(ctx.row, false);
+    tile.load(ctx.row, ctx.row.n, last_vec);
     ptx::reconverge(ctx.zero);  // Lanes have loaded different vectors at the row's end.
   }
-  tile.wait(ctx.row.n, ctx.lane);
+  tile.wait(ctx.row, ctx.lane, last_vec);
 
   const float last_window = traits.has(LaunchTraits::kReadsState) ? smem.facts.state.z_score : kStateUnknown;
   select_row(p, traits, job, tile, own, output, last_window, next);

@@ -11,8 +11,8 @@ cudaError_t launch_tile(const TopkParams& params, const Plan& plan, const Launch
   // Every specialized kernel writes whole vectors of results.
   const Specialization which =
       traits.has(LaunchTraits::kVectorStores) ? traits.specialization() : Specialization::kGeneric;
-  return launch_as_constant<Specialization::kCommonOneRow, Specialization::kCommonSlotted,
-                            Specialization::kNoState, Specialization::kGeneric>(
+  using S = Specialization;
+  return launch_as_constant<S::kCommonOneRow, S::kCommonSlotted, S::kNoState, S::kAnyRow, S::kGeneric>(
       which, [&](auto specialization) {
         return launch_kernel<small_row_topk<T, kValues, specialization()>>(config, traits, params);
       });

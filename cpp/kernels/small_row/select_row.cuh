@@ -15,6 +15,7 @@ namespace gvr_topk::small_row {
 
 struct alignas(128) SelectShared {
   RoundBins<kThreads> bins;
+  uint4 last_vec;  // the last vector of a row's buffer, if it is not whole (small_row/cta_tile.cuh)
   // [k] selected positions, in ascending order. Positions of a short row fit 16 bits.
   alignas(8) uint16_t staged[1];
 };
@@ -67,7 +68,7 @@ GVR_DEVICE void select_row(const TopkParams& p, const LaunchTraits& traits, cons
     return;
   }
   // Verify, by radix rounds.
-  tile.make_keys();
+  tile.make_keys(ctx.row.lead, ctx.lane);
   int rounds = guessed;
   kth = partition_by_keys(ctx, tile, own.bins, rounds, next, partition);
   select_and_emit([](uint32_t bits) { return whole_key<T>(bits); }, partition.boundary_count > kRankDirectly,

@@ -30,11 +30,11 @@ struct SoloRow {
   bool sampled;      // whether the CTAs exchange samples as well
 };
 
-template <typename T, int kValues, bool kOptions>
+template <typename T, int kValues, bool kOptions, bool kWholeRows>
 __device__ __noinline__ bool select_solo_row_in(const TopkParams& launch_params,
                                                 const LaunchTraits& launch_traits, SoloRow solo) {
   const TopkParams p = ptx::kernel_parameter(launch_params);
-  const LaunchTraits traits = ptx::kernel_parameter(launch_traits).out_of_line<kOptions>();
+  const LaunchTraits traits = ptx::kernel_parameter(launch_traits).out_of_line<kOptions, kWholeRows>();
   const KeyInterval everything = KeyInterval::everything();
   // The unknown zero has the same purpose as in small_row/kernel.cuh.
   unsigned char* const memory = storage + ptx::unknown_zero();
@@ -50,10 +50,11 @@ __device__ __noinline__ bool select_solo_row_in(const TopkParams& launch_params,
   SelectShared& own = *reinterpret_cast<SelectShared*>(memory + solo.memory);
   CtaTile<T, kValues> tile;
   const bool staged = solo.staged.vecs != 0;
+  uint4* const last_vec = traits.has(LaunchTraits::kWholeVectors) ? nullptr : &own.last_vec;
   if (!staged) {
-    RowView<T> row = ctx.row;  // Whole vectors are loaded as far as the buffer has them.
-    row.n = min((row.n + kPerVec<T> - 1) & -kPerVec<T>, p.width);
-    tile.load(row, false);
+    // Whole vectors are loaded as far as the buffer has them.
+    const int whole = ((ctx.row.lead + ctx.row.n + kPerVec<T> - 1) & -kPerVec<T>)-ctx.row.lead;
+    tile.load(ctx.row, min(whole, p.width), last_vec);
   }
   own.bins.clear(ctx.thread);
   OutputWriter output = alone.output(p, traits);
@@ -71,9 +72,9 @@ __device__ __noinline__ bool select_solo_row_in(const TopkParams& launch_params,
   if (staged) {
     ptx::wait_copies<0>();
     __syncthreads();
-    tile.load(solo.staged);
+    tile.load(solo.staged, ctx.row.lead);
   }
-  tile.wait(ctx.row.n, ctx.lane, true);
+  tile.wait(ctx.row, ctx.lane, last_vec, true);
   const float last_window = traits.has(LaunchTraits::kReadsState) ? smem.facts.state.z_score : kStateUnknown;
   select_row(p, traits, alone, tile, own, output, last_window, next);
   ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
@@ -89,14 +90,14 @@ __device__ __noinline__ bool select_solo_row_in(const TopkParams& launch_params,
 
 // Finishes a row that is too short to select from, or from which the first CTA selects alone. Returns whether
 // the CTAs agreed. If not, all of them must start over.
-template <Family kFamily, typename T, bool kOptions>
+template <Family kFamily, bool kWholeRows, typename T, bool kOptions>
 GVR_DEVICE bool finish_alone(const TopkParams& p, const LaunchTraits& traits, const RowJob<T, kOptions>& job,
                              bool is_solo, const SoloRow& solo) {
   if (!is_solo || job.ctx.rank != 0) return finish_unselected_row(p, traits, job, solo.sampled);
   constexpr bool kAllAreShort = values_of_solo_row(longest_solo_row(kFamily)) == kValuesPerThread;
-  const bool is_wide = !kAllAreShort && values_of_solo_row(solo.length) > kValuesPerThread;
-  return is_wide ? select_solo_row_in<T, kWideValuesPerThread, kOptions>(p, traits, solo)
-                 : select_solo_row_in<T, kValuesPerThread, kOptions>(p, traits, solo);
+  const bool is_wide = !kAllAreShort && values_of_solo_row(job.ctx.row.lead + solo.length) > kValuesPerThread;
+  return is_wide ? select_solo_row_in<T, kWideValuesPerThread, kOptions, kWholeRows>(p, traits, solo)
+                 : select_solo_row_in<T, kValuesPerThread, kOptions, kWholeRows>(p, traits, solo);
 }
 
 }  // namespace gvr_topk::small_row

@@ -91,6 +91,10 @@ struct TileProducer {
 template <typename T>
 GVR_DEVICE void filter_row(const RowContext<T>& ctx, const AsyncPipeline<T>& pipeline,
                            TileProducer<T>& producer, float lo, CandidateBuffer& buffer) {
+  // Of the first tile and the last one, elements may lie outside of the row.
+  const int own = ctx.lane * kValuesPerThread;
+  const uint32_t in_last =
+      ptx::bit_range(0, max(pipeline.length - (pipeline.tiles - 1) * kTileElements - own, 0));
   // The position of this lane's first element in the tile.
   int position = static_cast<int>(pipeline.data - ctx.row.data) + ctx.lane * (kValuesPerThread - kPerVec<T>);
   const int end = position + pipeline.tiles * kTileElements;
@@ -101,7 +105,10 @@ GVR_DEVICE void filter_row(const RowContext<T>& ctx, const AsyncPipeline<T>& pip
   for (int tile = 0; tile < pipeline.tiles; ++tile) {
     ptx::wait_copies<kRingDepth - 1>();
     __syncwarp();
-    buffer.append(&ctx.shared->chunks_used, pipeline.not_below(lo, slot), ctx.lane, [&](int index, int at) {
+    uint32_t bits = pipeline.not_below(lo, slot);
+    if (ctx.row.lead != 0) bits &= ptx::bit_range(max(-position, 0), 32);
+    if (position == end - kTileElements) bits &= in_last;
+    buffer.append(&ctx.shared->chunks_used, bits, ctx.lane, [&](int index, int at) {
       buffer.store[at] = BufferedValue{position + index, pipeline.value(slot, index)};
     });
     ptx::reconverge(ctx.zero);  // All lanes have read the slot.
@@ -138,9 +145,12 @@ GVR_DEVICE BufferedValue* buffer_storage(const RowContext<T>& ctx, const LaunchT
 
 template <typename T>
 GVR_DEVICE AsyncPipeline<T> make_pipeline(const RowContext<T>& ctx, const LaunchTraits& traits) {
-  const int span = warp_span(ctx.row.n, ctx.log2_ctas, sizeof(T));
-  const int begin = min((ctx.rank * kWarps + ctx.warp) * span, ctx.row.n);
-  return AsyncPipeline<T>(ctx.row.data + begin, min(span, ctx.row.n - begin), ctx.warp, ctx.lane,
+  const int lead = ctx.row.lead, n = lead + ctx.row.n;  // from the boundary ahead of the row
+  // The first CTA's part holds the first k positions.
+  const int divided = lead == 0 ? n : max(n, (lead + ctx.k) << ctx.log2_ctas);
+  const int span = warp_span(divided, ctx.log2_ctas, sizeof(T));
+  const int begin = min((ctx.rank * kWarps + ctx.warp) * span, n);
+  return AsyncPipeline<T>(ctx.row.boundary() + begin, min(span, n - begin), ctx.warp, ctx.lane,
                           pipeline_storage(ctx, traits));
 }
 

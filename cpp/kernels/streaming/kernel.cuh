@@ -1,8 +1,7 @@
 // Selects the top k of rows longer than a cluster's registers: the row streams once through shared memory,
 // and some hundred candidates per CTA stay behind.
 //
-// Grid: rows * ctas CTAs of 512 threads, in clusters of `ctas` along x; cluster r works on row r. Rows are
-// aligned; others go to the fallback kernel.
+// Grid: rows * ctas CTAs of 512 threads, in clusters of `ctas` along x; cluster r works on row r.
 //
 // Phases:
 // - guess: an interval of keys that is believed to hold the k-th, from the state that the last step left,
@@ -37,11 +36,12 @@ GVR_DEVICE void prefetch_row(const RowContext<T>& ctx) {
   constexpr int kPrefetchBytes = 16384, kElements = kPrefetchBytes / sizeof(T);
   const int begin = ctx.rank * kElements;
   if (ctx.thread == kThreads - 32 && begin + kElements <= ctx.row.n) {
-    ptx::prefetch_to_l2(ctx.row.data + begin, kPrefetchBytes);
+    ptx::prefetch_to_l2(ctx.row.boundary() + begin, kPrefetchBytes);
   }
 }
 
-// The first CTA's part of a row that streams holds the first k positions (streaming/resolve_miss.cuh).
+// The first CTA's part of a row that streams holds the first k positions (streaming/resolve_miss.cuh). Of a
+// row with a lead, `make_pipeline` sees to it.
 static_assert(kWarps * warp_span(longest_solo_row(Family::kStreaming) + 1, log2_of(kMaxClusterSize), 4) >=
               kStreamingMaxK);
 
@@ -75,12 +75,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   arrive_at_start(ctx);
   job.publish_state(p, traits, state);
   job.agree_on_length(p, traits);
-  const bool is_solo = is_solo_row(Family::kStreaming, p.width, ctx.row.n, ctx.k);
+  const bool is_solo = is_solo_row(Family::kStreaming, p.width, ctx.row.n, ctx.k, ctx.row.lead);
   if (__any_sync(0xffffffffu, job.is_short() || is_solo)) {
     const small_row::SoloRow solo{ctx.row.n, job.requested_slot,
                                   static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)),  // the ring
                                   StagedRow{}, !traits.has(LaunchTraits::kReadsState)};
-    const bool agreed = small_row::finish_alone<Family::kStreaming>(p, launch_traits, job, is_solo, solo);
+    const bool agreed = small_row::finish_alone<Family::kStreaming, has_whole_rows(kSpecialization)>(
+        p, launch_traits, job, is_solo, solo);
     if (!agreed) kStartOver(p, launch_traits, kGuessNone, 1);
     return;
   }
@@ -102,17 +103,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (traits.has(LaunchTraits::kReadsState)) {
     fetch(1, kRingDepth);
     ptx::wait_copies<kRingDepth>();
-    ptx::reconverge(ctx.zero);  // Lanes have fetched the row's end.
+    ptx::reconverge(ctx.zero);  // Lanes have copied what lies in the row.
     moments = Moments(ctx, probe);
     state = shared_state(smem.facts.state);
     if (ctx.ctas > 1) ptx::cluster_wait();
     interval = guess(ctx, job.hint_reason(p, traits, is_known(state)), state, moments);
   } else {
-    const RowSampler sampling = sampling_of(ctx, traits, probe);
+    const RowSampler sampling = sampling_of(ctx, probe);
     ptx::wait_copies<1>();
     ptx::reconverge(ctx.zero);  // See above.
     if (ctx.ctas > 1) ptx::cluster_wait();
-    interval = guess_without_state(ctx, traits, probe, sampling, [&] { fetch(1, kRingDepth); }, [] {});
+    interval = guess_without_state(ctx, probe, sampling, [&] { fetch(1, kRingDepth); }, [] {});
   }
   const uint32_t source = interval.source;
 

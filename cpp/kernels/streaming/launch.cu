@@ -7,7 +7,8 @@ namespace gvr_topk::streaming {
 template <typename T, int kProbes>
 cudaError_t launch_probing(const ClusterLaunch& launch) {
   const size_t shared = streaming_bytes(launch.traits);
-  return launch_as_constant<Specialization::kGeneric, Specialization::kNoState, Specialization::kCommon>(
+  using S = Specialization;
+  return launch_as_constant<S::kGeneric, S::kNoState, S::kAnyRow, S::kCommon>(
       launch.traits.specialization(), [&](auto specialization) {
         return launch_clusters<streaming_topk<T, kProbes, specialization()>>(launch, shared);
       });
