@@ -19,6 +19,7 @@ from eval.bench.hard_rows import hard_rows
 from eval.bench.kernel_timing import (
     GENERATED_ELEMENTS,
     Chain,
+    aligned,
     chain_of,
     chunk_chain,
     gaussian_chain,
@@ -71,6 +72,10 @@ WIDE_BATCHES = (1, 8, 64)
 WIDE_BUFFERS = (0, 131072, 1048576)
 """Rows in buffers as wide as the longest that an engine admits: lengths, batches, and columns of the buffers,
 of which 0 stands for the row's own."""
+
+UNALIGNED_LENGTHS = (8100, 70690, 131000, 524288, 1048576)
+UNALIGNED_BATCHES = (1, 8, 64)
+"""Rows in buffers of an odd width, which start anywhere between 16-byte boundaries, and aligned ones."""
 
 LONG_CHUNK = (1048576, 1024)
 """Columns and rows of a chunk far behind in a prompt, whose scores come in slices."""
@@ -191,6 +196,11 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
         for n, batch, width in itertools.product(WIDE_LENGTHS, WIDE_BATCHES, WIDE_BUFFERS)
         if width or n not in LENGTHS or batch not in BATCHES
     ]
+    of_unaligned = itertools.product(UNALIGNED_BATCHES, UNALIGNED_LENGTHS)
+    for batch, n in of_unaligned:
+        if n not in LENGTHS:
+            cells.append(Cell("unaligned", n, batch))
+        cells.append(Cell("unaligned", n, batch, width=n + 1))
     for batch in (1, 64):
         cells += [Cell("k", n, batch, k) for k in (512, 1024) for n in OTHER_LENGTHS]
         cells += [Cell("dtype", n, batch, dtype=dtype) for dtype in ("bf16", "fp16") for n in OTHER_LENGTHS]
@@ -255,7 +265,7 @@ def causal_chunk(
 
     Of the latter row ``r`` sees ``n - rows + 1 + r`` columns, so that there may be at most `n`.
     """
-    (chunk,) = nan_rows(1, rows, n, dtype, device)
+    (chunk,) = nan_rows(1, rows, aligned(n), dtype, device)
     if steps is not None:
         lengths = torch.empty(rows, dtype=torch.int32, device=device)
         for at, step in enumerate(steps[:rows]):

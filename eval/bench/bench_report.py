@@ -41,7 +41,7 @@ FLOOR = "read_floor"
 
 GROUPS = (
     *("main", "trace", "engine", "scale", "mask", "layer", "prefill", "hint", "v4", "adversarial"),
-    *("wide_buffers", "k", "dtype", BLOCKS_GROUP),
+    *("wide_buffers", "unaligned", "k", "dtype", BLOCKS_GROUP),
 )
 """Parts of the benchmark."""
 _SHORT = ("main", "trace", "engine", "scale", "layer")

@@ -150,13 +150,13 @@ def gaussian_chain(
     """Gaussian rows of length `n` as a first-order autoregression: `keep` of the variance survives a step.
 
     Scores move by `shift` positions at each step. The scale of each row of each step is 2 to the power of a
-    uniform number from ``-octaves`` to ``octaves``. The buffers have `width` columns where that is more than
-    `n`. ``change(rows, generator)`` returns rows ``[steps, batch, n]`` changed, for instance masked; the
-    chain goes on from unchanged ones. The autoregression is in fp32 whatever the dtype.
+    uniform number from ``-octaves`` to ``octaves``. The buffers have `width` columns if it is not 0.
+    ``change(rows, generator)`` returns rows ``[steps, batch, n]`` changed, for instance masked; the chain
+    goes on from unchanged ones. The autoregression is in fp32 whatever the dtype.
     """
     generator = torch.Generator(device).manual_seed(0)
     timed = steps_for(n * batch * dtype.itemsize, device)
-    logits = nan_rows(LEAD + timed, batch, max(n, width), dtype, device)
+    logits = nan_rows(LEAD + timed, batch, width or aligned(n), dtype, device)
     current = torch.randn(batch, n, device=device, generator=generator)
     chunk = max(1, GENERATED_ELEMENTS // (batch * n))
     for first in range(0, len(logits), chunk):
@@ -187,7 +187,7 @@ def chain_of(
     batch, width = steps[0].shape[0], max(step.shape[1] for step in steps)
     copies = -(-steps_for(width * batch * dtype.itemsize, device) // len(steps))
     lead = min(LEAD, len(steps))
-    logits = nan_rows(lead + copies * len(steps), batch, width, dtype, device)
+    logits = nan_rows(lead + copies * len(steps), batch, aligned(width), dtype, device)
     lengths = torch.empty(len(logits), batch, dtype=torch.int32, device=device)
     for at, step in enumerate([*steps[len(steps) - lead :], *steps]):
         length = step.shape[1]
@@ -209,9 +209,13 @@ def chunk_chain(chunk: Tensor, lengths: Tensor, k: int) -> Chain:
     return Chain(logits, lengths, k, lead=0, fresh=1)
 
 
-def nan_rows(count: int, batch: int, n: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Room for rows of `n` scores, ``[count, batch, width]``, all NaN; the width is aligned."""
-    width = -(-n // ALIGNMENT) * ALIGNMENT
+def aligned(n: int) -> int:
+    """Columns of a buffer for rows of `n` scores, all of which start at a 16-byte boundary."""
+    return -(-n // ALIGNMENT) * ALIGNMENT
+
+
+def nan_rows(count: int, batch: int, width: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Room for rows, ``[count, batch, width]``, all NaN."""
     return torch.full((count, batch, width), float("nan"), dtype=dtype, device=device)
 
 
