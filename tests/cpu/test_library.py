@@ -175,7 +175,7 @@ def test_libraries_of_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("GVR_TOPK_LIBRARY_DIR", str(tmp_path))
     chosen = policy_library.__wrapped__()
     assert Path(str(chosen._name)).parent == tmp_path
-    assert chosen.gvr_topk_can_use_heuristic(1, 1, 1, 0, 1, 9, 8, 0, 9, 1) == HintReason.USED
+    assert chosen.gvr_topk_can_use_heuristic(1, 1, 0, 1, 9, 8, 0, 9, 1) == HintReason.USED
     status = library_status.__wrapped__()
     assert (status.loaded, status.path) == (False, None)
     assert status.reason == f"GVR_TOPK_LIBRARY_DIR={tmp_path} holds no libgvr_topk_cuda.so"

@@ -225,6 +225,13 @@ def test_every_shape_has_a_plan_that_could_be_forced(arch: int, dtype: torch.dty
         ({"width": 512 * 64, "ctas_per_row": 1}, "small_row", 64),
         ({"width": 4096, "ctas_per_row": 2}, "resident", 16),
         ({"width": 4096, "path": "no_hint", "k": 4000}, "small_row", 8),
+        # Rows that are not aligned hold up to 31 elements more, or 63 of 16 bits.
+        ({"width": 512 * 16 - 31, "aligned": False}, "small_row", 16),
+        ({"width": 512 * 16 - 30, "aligned": False}, "small_row", 32),
+        ({"width": 512 * 16 - 63, "aligned": False, "dtype": torch.bfloat16}, "small_row", 16),
+        ({"width": 512 * 16 - 62, "aligned": False, "dtype": torch.float16}, "small_row", 32),
+        ({"width": 512 * 32 - 30, "aligned": False}, "resident", 16),
+        ({"width": 16 * 512 * 32 - 30, "aligned": False}, "streaming", 16),
         # Consumer Blackwell has room for the selected positions of most short rows, and not of the longest.
         ({"width": 512 * 64, "k": 31_744, "ctas_per_row": 1, "arch": 120}, "small_row", 64),
         ({"width": 512 * 64, "k": 31_745, "ctas_per_row": 1, "arch": 120}, "fallback", 16),
