@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
 from gvr_topk import library, policy
-from gvr_topk.constants import HintReason
+from gvr_topk.constants import HintReason, PlanProblem
 from gvr_topk.library import LibraryError, library_status, policy_library
 
 SYSTEM = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}
@@ -176,6 +177,9 @@ def test_libraries_of_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     chosen = policy_library.__wrapped__()
     assert Path(str(chosen._name)).parent == tmp_path
     assert chosen.gvr_topk_can_use_heuristic(1, 1, 0, 1, 9, 8, 0, 9, 1) == HintReason.USED
+    planned = (ctypes.c_int32 * 8)()
+    assert chosen.gvr_topk_make_plan(1, 8192, 8, 0, 0, 132, 90, 0, 0, 0, planned) == PlanProblem.NONE
+    assert planned[4] == 32  # elements a thread, with room for what is read ahead of a row
     status = library_status.__wrapped__()
     assert (status.loaded, status.path) == (False, None)
     assert status.reason == f"GVR_TOPK_LIBRARY_DIR={tmp_path} holds no libgvr_topk_cuda.so"
