@@ -84,6 +84,15 @@ GVR_DEVICE void load_if(bool condition, float4& value, const void* p) {
   load_if(condition, reinterpret_cast<uint32_t (&)[4]>(value), p);
 }
 
+// Sets a vector if `condition`. From C++ code the compiler would make an array of vectors one in local
+// memory.
+GVR_DEVICE void set_if(bool condition, uint4& vec, const uint32_t (&word)[4]) {
+  asm("{\n .reg .pred p;\n setp.ne.u32 p, %4, 0;\n selp.b32 %0, %5, %0, p;\n selp.b32 %1, %6, %1, p;\n"
+      " selp.b32 %2, %7, %2, p;\n selp.b32 %3, %8, %3, p;\n}"
+      : "+r"(vec.x), "+r"(vec.y), "+r"(vec.z), "+r"(vec.w)
+      : "r"(static_cast<uint32_t>(condition)), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]));
+}
+
 // Copies 16 bytes from global to shared memory without a register. The bytes have arrived after the matching
 // wait.
 GVR_DEVICE void copy_async(uint32_t shared, const void* global) {

@@ -129,9 +129,7 @@ struct CtaTile {
         if (!may_pass_end && e >= there) mask_element<T>(word, e);
       }
 #pragma unroll
-      for (int j = 0; j < kVecs; ++j) {
-        if (j == last) raw[j] = make_uint4(word[0], word[1], word[2], word[3]);
-      }
+      for (int j = 0; j < kVecs; ++j) ptx::set_if(j == last, raw[j], word);
     }
     for_each_index(
         [&](int i) { bits[i] = __float_as_uint(element<T>(raw[i / kPerVec<T>], i % kPerVec<T>)); });

@@ -91,10 +91,6 @@ struct TileProducer {
 template <typename T>
 GVR_DEVICE void filter_row(const RowContext<T>& ctx, const AsyncPipeline<T>& pipeline,
                            TileProducer<T>& producer, float lo, CandidateBuffer& buffer) {
-  // Of the first tile and the last one, elements may lie outside of the row.
-  const int own = ctx.lane * kValuesPerThread;
-  const uint32_t in_last =
-      ptx::bit_range(0, max(pipeline.length - (pipeline.tiles - 1) * kTileElements - own, 0));
   // The position of this lane's first element in the tile.
   int position = static_cast<int>(pipeline.data - ctx.row.data) + ctx.lane * (kValuesPerThread - kPerVec<T>);
   const int end = position + pipeline.tiles * kTileElements;
@@ -107,7 +103,10 @@ GVR_DEVICE void filter_row(const RowContext<T>& ctx, const AsyncPipeline<T>& pip
     __syncwarp();
     uint32_t bits = pipeline.not_below(lo, slot);
     if (ctx.row.lead != 0) bits &= ptx::bit_range(max(-position, 0), 32);
-    if (position == end - kTileElements) bits &= in_last;
+    if (position == end - kTileElements) {  // The last tile may reach behind the part's end.
+      bits &= ptx::bit_range(
+          0, max(pipeline.length - (pipeline.tiles - 1) * kTileElements - ctx.lane * kValuesPerThread, 0));
+    }
     buffer.append(&ctx.shared->chunks_used, bits, ctx.lane, [&](int index, int at) {
       buffer.store[at] = BufferedValue{position + index, pipeline.value(slot, index)};
     });
