@@ -121,6 +121,7 @@ struct CtaTile {
                        bool may_pass_end = kLoadsEarly) {
     if (last_vec != nullptr && __any_sync(0xffffffffu, last >= 0)) {
       ptx::wait_copies<0>();
+      __syncwarp();  // All lanes read what one has copied, which alone takes it.
       const uint4 vec = ptx::load_shared(ptx::shared_address(last_vec));
       uint32_t word[4] = {vec.x, vec.y, vec.z, vec.w};
       const int there = (row.n - begin - lane * kPerVec<T>)&(kGroup - 1);
