@@ -243,8 +243,8 @@ def indexer_topk_decode(
     Parameters
     ----------
     logits : Tensor, ``[rows, width]``, float32, bfloat16 or float16
-        Indexer scores. Inner stride 1; any row stride and alignment. Rows that start at multiples of 128
-        bytes are fastest. At most 2**21 columns and 2**26 rows. Rows may overlap.
+        Indexer scores. Inner stride 1; any row stride and alignment. Rows that start at multiples of 16
+        bytes are faster. At most 2**21 columns and 2**26 rows. Rows may overlap.
     seq_lens : Tensor, ``[rows / next_n]`` or ``[rows]``, int32, same device
         With one number per request: the key count of the request, draft positions included, so that
         ``n_r = seq_lens[r // next_n] - next_n + (r % next_n) + 1``. With one number per row: ``n_r`` itself.

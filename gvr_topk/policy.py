@@ -250,7 +250,8 @@ def plan(
     ctas_per_row : int
         Force the cluster size (1, 2, 4, 8 or 16); 0 lets the plan decide.
     aligned : bool
-        Whether every row starts at a 16-byte boundary. Registers hold less than 128 bytes more of other rows.
+        Whether every row starts at a 16-byte boundary. If not, registers have room for what is read ahead
+        of each row, up to 127 bytes.
 
     Returns
     -------
