@@ -41,7 +41,7 @@ SAME_IN_ALL_LANES = (
     "resident/cluster_tile.cuh: if (ctx.row.lead != 0 && begin < lane * vecs * kPerVec<T>) {",
     "resident/cluster_tile.cuh: if (length >= (32 - lane) * vecs * kPerVec<T>) return;",  # see there
     "resident/resolve_miss.cuh: const uint32_t at_tie_key = tie_key != kAbsentKey ?",
-    "small_row/cta_tile.cuh: if (!may_pass_end || begin + kVecs * kGroup <= row.n) return;",  # a warp's elements
+    "small_row/cta_tile.cuh: if (!may_pass_end || begin + kVecs * kGroup <= row.n) return;",  # a warp's
     "small_row/cta_tile.cuh: for (int first = 0; total != 0; first += kPerVec<T>) {",  # a sum over the warp
     "small_row/partition.cuh: for (uint32_t i = 0; i < partition.boundary_count; i += 4) {",
 )
