@@ -181,7 +181,8 @@ inline bool are_aligned(const void* logits, int64_t rows, int64_t stride, int64_
 
 // `PlanInput::lead`. Rows that do not start at a 16-byte boundary are read from that of a line on, so that
 // registers hold up to this many elements ahead of a row. `aligned`: every row starts at a 16-byte boundary.
-// The streaming kernel and rows of few columns have leads nevertheless, and room for them.
+// In the streaming kernel, and in rows of less than kProbeElements columns, aligned rows may have leads as
+// well, and there is room for them.
 GVR_TOPK_HOST_DEVICE constexpr int32_t lead_of_rows(bool aligned, Dtype dtype) {
   return aligned ? 0 : kLineBytes / element_bytes(dtype) - 1;
 }

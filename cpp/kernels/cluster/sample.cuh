@@ -17,14 +17,14 @@
 
 namespace gvr_topk {
 
-// Where the first probe of a row may start: probes are a multiple of kSampleVec elements from the 16-byte
-// boundary ahead of the row.
+// Where the first probe of a row may start: probes are a multiple of kSampleVec elements from the boundary
+// ahead of the row.
 template <typename T>
 GVR_DEVICE int first_probe(const RowView<T>& row) {
   return -row.lead & (kSampleVec - 1);
 }
 
-// How many of the first `elements` of a row lie behind that.
+// How many of the first `elements` of a row lie there or behind.
 template <typename T>
 GVR_DEVICE int behind_first_probe(const RowView<T>& row, int elements) {
   return row.lead == 0 ? elements : max(elements - first_probe(row), 0);

@@ -22,7 +22,8 @@ enum class Specialization {
   kCommonSlotted,  // as kCommon, with one row per request, in a slot that `row_slot` names, as engines pass
                    // it
   kNoState,        // aligned rows in whole vectors, one per request, and no state at all
-  kAnyRow,         // rows of any width that start anywhere, one per request, with a state or without
+  kAnyRow,         // rows of any width that start anywhere, one per request, with a state or without, and
+                   // without statistics, counts and other options
 };
 
 // Whether rows are known to be aligned, in whole vectors.
@@ -100,8 +101,8 @@ struct alignas(8) LaunchTraits {
   }
 
   // The traits for an out-of-line function. With `kOptions` these are the traits of kGeneric, unchanged.
-  // Without it, flags that no other specialization of kernels with a cluster per row has become constants,
-  // and with `kWholeRows` those of all but kAnyRow.
+  // Without it, flags that no specialization but kGeneric can have are zeros that the compiler knows. With
+  // `kWholeRows` the flags of aligned rows in whole vectors, which kAnyRow may lack, are ones that it knows.
   template <bool kOptions, bool kWholeRows>
   GVR_DEVICE LaunchTraits out_of_line() const {
     LaunchTraits traits = *this;

@@ -20,8 +20,8 @@ constexpr int kGroup = 32 * kPerVec<T>;  // elements of one vector over the warp
 
 // Fetches the last tile of a part. Memory behind the part's end may not exist, and is not read; nothing is
 // known of the elements there. `target`: shared address of the first vector that this lane fetches; its other
-// vectors follow in steps of a group. `left`: elements from `from`, where that vector lies, on. This is out
-// of line because most tiles are whole.
+// vectors follow in steps of a group. `left`: elements of the part from `from` on, where that vector lies.
+// This is out of line because most tiles are whole.
 template <typename T>
 __device__ __noinline__ void fetch_end(uint32_t target, const T* from, int left) {
 #pragma unroll

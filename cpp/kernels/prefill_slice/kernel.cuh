@@ -163,7 +163,7 @@ __device__ __noinline__ bool merge_listed(const SliceParams& p, int turn, uint32
 }
 
 // Rows of one length end together on all SMs, and nobody would read while all CTAs merge. So half of the CTAs
-// start later, by half of the time that a row takes, and by no more than was tried.
+// start later, by half of the time that a row takes, and at most by the longest delay that was tried.
 template <typename T>
 GVR_DEVICE void stagger(const SliceParams& p, const Slice& first) {
   constexpr uint32_t kBytesPerNs = 36;  // of an SM on an H200, whose 132 share 4.8 TB/s

@@ -84,7 +84,7 @@ GVR_DEVICE void load_if(bool condition, float4& value, const void* p) {
   load_if(condition, reinterpret_cast<uint32_t (&)[4]>(value), p);
 }
 
-// Sets a vector if `condition`. From C++ code the compiler would make an array of vectors one in local
+// Sets a vector if `condition`. Written in C++ this makes the compiler keep an array of vectors in local
 // memory.
 GVR_DEVICE void set_if(bool condition, uint4& vec, const uint32_t (&word)[4]) {
   asm("{\n .reg .pred p;\n setp.ne.u32 p, %4, 0;\n selp.b32 %0, %5, %0, p;\n selp.b32 %1, %6, %1, p;\n"
@@ -109,7 +109,7 @@ GVR_DEVICE void copy_async_before(int index, int end, uint32_t shared, const voi
       : "memory");
 }
 
-// Copies 8 bytes, through L1, or 16, if `condition`.
+// If `condition`, copies kBytes: 8, which go through L1, or 16.
 template <int kBytes>
 GVR_DEVICE void copy_async_if(bool condition, uint32_t shared, const void* global) {
   const auto copied = static_cast<uint32_t>(condition);

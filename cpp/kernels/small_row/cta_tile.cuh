@@ -42,9 +42,9 @@ GVR_DEVICE LaneMask<Tile::kWords> mask_of_keys(const Tile& tile, SetBit set_bit)
 }
 
 // A warp owns consecutive elements, and its lanes own vectors in coalesced order. Index order is (warp,
-// vector, lane, element). The first vector starts at the boundary ahead of the row. Elements behind
-// the row's end are -inf. The top k are the same, since ties go to the smallest positions. Those ahead of the
-// row are -inf as well, and among keys they are absent.
+// vector, lane, element). The first vector starts at the boundary ahead of the row. Elements behind the row's
+// end are -inf. The top k are the same, since ties go to the smallest positions. Elements ahead of the row
+// are -inf as well, and where keys are compared they are absent.
 //
 // A small tile loads the whole buffer of the row before the row's length is known, because loading elements
 // behind the end costs less than waiting.
@@ -121,7 +121,7 @@ struct CtaTile {
                        bool may_pass_end = kLoadsEarly) {
     if (last_vec != nullptr && __any_sync(0xffffffffu, last >= 0)) {
       ptx::wait_copies<0>();
-      __syncwarp();  // All lanes read what one has copied, which alone takes it.
+      __syncwarp();  // All lanes read the vector that one of them has copied; only that one uses it.
       const uint4 vec = ptx::load_shared(ptx::shared_address(last_vec));
       uint32_t word[4] = {vec.x, vec.y, vec.z, vec.w};
       const int there = (row.n - begin - lane * kPerVec<T>)&(kGroup - 1);

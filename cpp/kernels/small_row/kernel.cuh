@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   const RowContext<T>& ctx = job.ctx;
   Shared& smem = *ctx.shared;
   Tile tile;
-  // Only where the whole buffer is loaded, and has whole vectors, is its last one surely whole.
+  // The last vector is surely whole only if the whole buffer is loaded and consists of whole vectors.
   const bool whole = Tile::kLoadsEarly && traits.has(LaunchTraits::kWholeVectors);
   uint4* const last_vec = whole ? nullptr : &own.last_vec;
   if constexpr (Tile::kLoadsEarly) tile.load(ctx.row, p.width, last_vec);
