@@ -201,6 +201,7 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
         if n not in LENGTHS:
             cells.append(Cell("unaligned", n, batch))
         cells.append(Cell("unaligned", n, batch, width=n + 1))
+    cells += [Cell("unaligned", n, rows, rows="causal", width=n + 1) for n, rows in PREFILL_SHAPES]
     for batch in (1, 64):
         cells += [Cell("k", n, batch, k) for k in (512, 1024) for n in OTHER_LENGTHS]
         cells += [Cell("dtype", n, batch, dtype=dtype) for dtype in ("bf16", "fp16") for n in OTHER_LENGTHS]
@@ -233,7 +234,7 @@ def make_chain(cell: Cell, sources: Sources = Sources(), *, device: torch.device
         )
     if kind == "causal":
         steps = trace_rows(_named(name, sources.traces), device) if name else None
-        return causal_chunk(cell.n, cell.batch, cell.k, steps, dtype=dtype, device=device)
+        return causal_chunk(cell.n, cell.batch, cell.k, steps, dtype=dtype, device=device, width=cell.width)
     if kind == "adversarial":
         steps = [_row(hard_rows(cell.n, cell.k, seed)[name]) for seed in range(ADVERSARIAL_STEPS)]
     elif kind == "layer":
@@ -260,12 +261,13 @@ def causal_chunk(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
+    width: int = 0,
 ) -> Chain:
     """A chunk of one request's prefill: the `steps` of a trace in turn, or Gaussian rows.
 
     Of the latter row ``r`` sees ``n - rows + 1 + r`` columns, so that there may be at most `n`.
     """
-    (chunk,) = nan_rows(1, rows, aligned(n), dtype, device)
+    (chunk,) = nan_rows(1, rows, width or aligned(n), dtype, device)
     if steps is not None:
         lengths = torch.empty(rows, dtype=torch.int32, device=device)
         for at, step in enumerate(steps[:rows]):

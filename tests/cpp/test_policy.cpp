@@ -137,7 +137,7 @@ void test_prefill_plans() {
             const PrefillPlan plan = make_prefill_plan(in);
             CHECK(plan.threads == 0 && plan.lists == (k <= kPrefillMaxK));
             CHECK(kPrefillFixedBytes + plan.bitmap_tiles * (kPrefillTileElements / 8) <= shared_bytes);
-            const bool covers = int64_t{plan.bitmap_tiles} * kPrefillTileElements >= width + kMaxLead;
+            const bool covers = int64_t{plan.bitmap_tiles} * kPrefillTileElements >= width + kMaxLineLead;
             CHECK(covers || plan.bitmap_tiles == max_prefill_tiles(arch));
             in.path = Path::kRadixRounds;
             const PrefillPlan radix = make_prefill_plan(in);

@@ -306,6 +306,20 @@ def test_statistics_of_a_causal_chunk_in_registers(width: int, dtype: torch.dtyp
         assert int(used.sum()) > rows / 2 and float(hit[used].float().mean()) > 0.5
 
 
+def test_counts_tell_where_to_look_behind_a_sample_that_missed() -> None:
+    """Fours of nearly equal scores tell a sample, which reads fours, less than it takes for granted."""
+    rows, n, k = 512, 40_000, 2048
+    draw = torch.Generator(device="cuda").manual_seed(4)
+    logits = torch.randn(rows, n // 4, device="cuda", generator=draw).repeat_interleave(4, dim=1)
+    logits += 0.01 * torch.randn(rows, n, device="cuda", generator=draw)
+    logits *= torch.rand(rows, 1, device="cuda", generator=draw).mul(4).exp2()  # No row predicts the next.
+    starts = torch.zeros(rows, dtype=torch.int32, device="cuda")
+    stats = assert_exact(logits, starts, starts + n, k, stats=True).stats
+    again = (stats[:, StatsColumn.GUESS] == GuessSource.ROW_SAMPLE) & (stats[:, StatsColumn.PASSES] > 1)
+    by_counts = again & (stats[:, StatsColumn.DONE] == 0)
+    assert again.sum() > rows / 50 and by_counts.sum() > 0.8 * again.sum()
+
+
 def test_statistics_of_short_windows() -> None:
     """A window of k scores is short, and one of k + 1 is not."""
     logits = rows_of_requests(300, 3000)

@@ -255,7 +255,8 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t longest_solo_row(Family family) {
          : family == Family::kStreaming ? static_cast<int32_t>(kSmallRowWidth)
                                         : 0;
 }
-// `lead`: elements between a 16-byte boundary and the row, for which its registers have to have room.
+// `lead`: elements that are read ahead of the row (`PlanInput::lead`), for which its registers have to have
+// room.
 GVR_TOPK_HOST_DEVICE constexpr bool is_solo_row(Family family, int32_t width, int32_t length, int32_t k,
                                                 int32_t lead = 0) {
   return length > k && length <= longest_solo_row(family) - lead && width > kSmallRowWidth && k <= kMaxSoloK;
@@ -387,8 +388,9 @@ GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_buffers(int64_t element_byt
   return element_bytes < 4 ? 2 : 1;
 }
 
-// A window may start up to this many elements after a 16-byte boundary.
-constexpr int64_t kMaxLead = 7;
+// A window may start up to so many elements after a 16-byte boundary, and after the start of a line.
+constexpr int64_t kMaxLead = 16 / 2 - 1;
+constexpr int64_t kMaxLineLead = kLineBytes / 2 - 1;
 
 struct PrefillPlan {
   int32_t ctas;          // blocks, each of which takes runs of neighbouring rows
@@ -458,7 +460,7 @@ GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(const PrefillInput&
   if (blocks_of_sm(bytes, in.arch) == 0) plan.threads = 0;
   int64_t per_sm = plan.threads > 0 ? kClusterThreads / plan.threads : 0;
   if (plan.threads == 0) {
-    const int64_t tiles_of_row = (in.width + kMaxLead + kPrefillTileElements - 1) / kPrefillTileElements;
+    const int64_t tiles_of_row = (in.width + kMaxLineLead + kPrefillTileElements - 1) / kPrefillTileElements;
     const int64_t most_tiles = max_prefill_tiles(in.arch);
     const int64_t tiles = tiles_of_row < most_tiles ? tiles_of_row : most_tiles;
     plan.bitmap_tiles = static_cast<int32_t>(tiles);

@@ -81,7 +81,7 @@ GVR_DEVICE RowView<T> started_row(const BlocksParams& p, const LaunchTraits& tra
     view.data += own.start;
     ptx::reconverge(ptx::unknown_zero());  // Single threads have read and prefetched.
     // All lanes have the same number; a reduction lets the compiler know.
-    view.lead = __reduce_max_sync(0xffffffffu, lead_of(view.data));
+    view.lead = __reduce_max_sync(0xffffffffu, lead_of<T, sizeof(uint4)>(view.data));
   }
   return view;
 }

@@ -9,6 +9,7 @@
 #include "cluster/predictor.cuh"
 #include "cluster/row_context.cuh"
 #include "cluster/sample.cuh"
+#include "core/key_range.cuh"
 #include "gvr_topk/policy.h"
 #include "ptx/warp.cuh"
 
@@ -72,38 +73,13 @@ GVR_DEVICE KeyInterval guess_without_state(const RowContext<T>& ctx, const RowPr
   return sample_interval(ctx, sample, above);
 }
 
-// Moves an interval that has just missed, for a second pass. If the interval was too low, the new interval is
-// everything finite above it, unless more elements lie there than half the list's capacity. If the interval
-// was too high, the new one lies directly below it. Its lower end is extrapolated from the counts at the two
-// old ends, on the assumption of an exponential tail, and then moved further down by a margin that leaves
-// room in the list, because another miss would cost another read.
-//
-// Returns false if neither is likely to hold the k-th key; radix rounds decide then. All CTAs have the same
-// counts, and so the same interval.
+// Moves an interval that has just missed, for a second pass that fills half of the list (core/key_range.cuh).
+// Returns false if radix rounds must decide. All CTAs have the same counts, and so the same interval.
 template <typename T>
 GVR_DEVICE bool move_interval(const RowContext<T>& ctx, const CountResult& result, KeyInterval& missed) {
-  KeyInterval interval = missed;
-  const uint32_t k = ctx.k, capacity = static_cast<uint32_t>(ctx.list.segment() << ctx.log2_ctas) / 2;
-  if (!result.agreed || result.contains_k) return false;
-  interval.source = kGuessNone;  // The new ends are not a sample's.
-  if (result.above >= k) {
-    if (result.above > capacity) return false;
-    interval.lo = interval.hi + 1;
-    interval.hi = kMostFiniteKey;
-  } else {
-    const uint32_t reached = result.above + result.inside;  // elements at or above the interval's lower end
-    const uint32_t requested = k + (k - reached) + min(k / 6, capacity / 2);
-    if (result.inside == 0 || requested - reached > capacity) return false;
-    const float lo = interval.low(), hi = interval.high();
-    const float per_fold =
-        ptx::log2(__fdividef(static_cast<float>(reached), fmaxf(static_cast<float>(result.above), 0.5f)));
-    const float folds = ptx::log2(__fdividef(static_cast<float>(requested), static_cast<float>(reached)));
-    interval.hi = interval.lo - 1;
-    interval.lo = max(kLeastFiniteKey, order_key(lo - (hi - lo) * __fdividef(folds, per_fold)));
-  }
-  const bool is_sound = kNegInfKey < interval.lo && interval.lo <= interval.hi && interval.hi < kPosInfKey;
-  if (is_sound) missed = interval;
-  return is_sound;
+  const uint32_t capacity = static_cast<uint32_t>(ctx.list.segment() << ctx.log2_ctas) / 2;
+  return result.agreed && !result.contains_k &&
+         move_by_counts(result.above, result.inside, ctx.k, capacity, missed);
 }
 
 // Returns whether the counts of an interval show that the k-th value is -inf: fewer than k elements are

@@ -12,7 +12,7 @@ namespace gvr_topk {
 // Streams each warp's part of a row through the warp's ring. A part is whole tiles, and parts follow each
 // other, so that (CTA, warp, tile, lane, index in the lane) is index order.
 //
-// The first part starts at the last 16-byte boundary ahead of the row, wherever the row's lead begins.
+// The first part starts with the line of memory that the row starts in, whatever the row's own lead is.
 template <typename T, int kBlockWarps, int kDepth, bool kEvictFirst = true>
 struct PartStream {
   using Ring = TileRing<T, kDepth, kEvictFirst>;
@@ -23,8 +23,8 @@ struct PartStream {
 
   Ring ring;
   const T* from;  // where this lane fetches the part's first tile
-  int lead;       // elements from that boundary to the row
-  int begin;      // first element of the part, counted from that boundary
+  int lead;       // elements from there to the row
+  int begin;      // first element of the part, counted from there
   int length;     // elements of the part, including those before the row
   int lane;
   uint32_t zero = ptx::unknown_zero();
@@ -32,7 +32,7 @@ struct PartStream {
   // 2^log2_ctas CTAs share the row; `rank` is the number of this one.
   GVR_DEVICE PartStream(const RowView<T>& row, const void* storage, int warp, int lane_, int rank = 0,
                         int log2_ctas = 0)
-      : ring(storage, warp, lane_), lead(lead_of(row.data)), lane(lane_) {
+      : ring(storage, warp, lane_), lead(lead_of<T, kLineBytes>(row.data)), lane(lane_) {
     const int n = row.n + lead, tiles = (n + kTileElements - 1) / kTileElements;
     const int of_cta = (tiles + (1 << log2_ctas) - 1) >> log2_ctas, first = rank * of_cta;
     const int part = (of_cta + kBlockWarps - 1) / kBlockWarps, end = min((first + of_cta) * kTileElements, n);
@@ -40,6 +40,9 @@ struct PartStream {
     length = min(part * kTileElements, end - begin);
     from = row.data - lead + begin + lane * kPerVec<T>;
   }
+
+  // Position in the row of the part's first element; negative for one ahead of the row.
+  GVR_DEVICE int first_position() const { return begin - lead; }
 
   // Starts the first copies of a pass over the part.
   GVR_DEVICE void start() const {
@@ -59,7 +62,7 @@ struct PartStream {
   template <typename Visit>
   GVR_DEVICE void for_each_tile(Visit visit) const {
     const T* next = from + kDepth * kTileElements;
-    int before = begin + lane == 0 ? lead : 0;
+    int before = begin == 0 ? max(lead - lane * kValuesPerThread, 0) : 0;
     uint32_t slot = 0;
 #pragma unroll 1
     for (int step = 0, left = length; left > 0; ++step) {
@@ -165,7 +168,7 @@ template <typename Stream, typename Put>
 GVR_DEVICE void emit_part(const Stream& stream, uint32_t kth, bool takes_all, OutputCursor cursor, Put put) {
   const IntervalTest test(KeyInterval::only(kth));
   const uint32_t ring = stream.ring.read_address - stream.ring.own_offset(stream.lane);
-  const int first_tile = stream.begin - stream.lead, first_of_lane = kValuesPerThread * stream.lane;
+  const int first_tile = stream.first_position(), first_of_lane = kValuesPerThread * stream.lane;
   stream.for_each_tile([&](int step, uint32_t slot, uint32_t valid) {
     uint32_t selected;
     if (takes_all) {

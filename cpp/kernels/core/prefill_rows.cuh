@@ -45,8 +45,9 @@ struct WindowLoad {
   }
 };
 
-// A window extended down to a multiple of 16 bytes: `lead` elements lie between that address and the window.
-template <typename T>
+// A window extended down to a multiple of `kBytes`: `lead` elements lie between that address and the window.
+// That is the line it starts in, or each group of vectors that a warp reads would lie in one line more.
+template <typename T, int kBytes = kLineBytes>
 struct AlignedWindow {
   const T* data;
   int lead;
@@ -54,7 +55,7 @@ struct AlignedWindow {
 
   GVR_DEVICE AlignedWindow(const PrefillParams& p, const Window& window) {
     const T* first = static_cast<const T*>(p.logits) + window.row * p.logits_stride + window.start;
-    lead = lead_of(first);
+    lead = lead_of<T, kBytes>(first);
     data = first - lead;
     length = lead + window.n;
   }

@@ -24,7 +24,7 @@ struct RowView {
 };
 
 // Elements from the last multiple of `kBytes` bytes to a row.
-template <typename T, int kBytes = sizeof(uint4)>
+template <typename T, int kBytes>
 GVR_DEVICE int lead_of(const T* row) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % (kBytes / sizeof(T)));
 }

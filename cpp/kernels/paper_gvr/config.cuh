@@ -27,7 +27,7 @@ struct alignas(128) PaperShared {
   small_row::RoundBins<kThreads> bins;  // guess, refine: of its two sets only the first
   uint32_t sums[3][kWarps];             // verify: of passes in turn, and of `repeats`; refine, statistics
   double value_sum[kWarps];             // guess
-  uint32_t bitmap[PaperStream<float>::padded(kPaperMaxWidth + kMaxLead) / 32];  // ends with the buffer
+  uint32_t bitmap[PaperStream<float>::padded(kPaperMaxWidth + kMaxLineLead) / 32];  // ends with the buffer
 };
 static_assert(sizeof(PaperShared) <= shared_bytes_of_block(kMinArch));
 

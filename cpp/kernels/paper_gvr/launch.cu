@@ -10,7 +10,8 @@ template <typename T>
 cudaError_t launch(const TopkParams& params, const Plan& plan, const LaunchTarget& target) {
   const LaunchTraits traits = describe_launch<T>(params, plan);
   // The bitmap ends with the buffer's width, because loads take longer where an SM's cache is small.
-  const size_t own = offsetof(PaperShared, bitmap) + PaperStream<float>::padded(params.width + kMaxLead) / 8;
+  const size_t own =
+      offsetof(PaperShared, bitmap) + PaperStream<float>::padded(params.width + kMaxLineLead) / 8;
   const size_t bytes = std::max(own, fallback_bytes(traits, plan.ring_depth));
   const LaunchConfig config(dim3(params.rows), dim3(kThreads), bytes, 1, target);
   return launch_kernel<paper_gvr_topk<T>>(config, traits, params);

@@ -19,7 +19,7 @@ GVR_DEVICE void collect(const PaperContext<T>& ctx, const SearchResult& result) 
   for (int w = 0; w < last - first; ++w) here += __popc(word[w]);
   ptx::reconverge(ctx.zero);  // The last lanes have fewer words.
   int32_t* const end = ctx.own.list.position + result.before + ptx::inclusive_scan(here);
-  int position = ctx.stream.begin - ctx.stream.lead + 32 * first - 1;
+  int position = ctx.stream.first_position() + 32 * first - 1;
   uint32_t bits = here > 0 ? *word : 0;
   // A turn takes a candidate or an empty word, so that lanes do not wait for each other at every word. What
   // an empty word stores is overwritten by the next candidate.

@@ -15,6 +15,12 @@ GVR_DEVICE int tiles_of_warp(int length, int warp) {
   return left > 0 ? (left + kTileStride - 1) / kTileStride : 0;
 }
 
+// Whether the row's candidates are collected: its bitmap fits, and k is not too large.
+template <typename T>
+GVR_DEVICE bool has_room(const PrefillParams& p, const AlignedWindow<T>& window) {
+  return p.lists && window.length <= p.bitmap_tiles * kTileElements;
+}
+
 template <typename T>
 struct ChunkStream {
   TileRing<T, kPrefillRingDepth> ring;
@@ -95,11 +101,10 @@ struct ChunkStream {
  private:
   GVR_DEVICE void begin_next_row(const PrefillParams& p, const Window& next_window, int warp, int lane) {
     const Window window = next_window;
-    if (window.row < 0 || window.n <= p.k || !p.lists ||
-        window.n > p.bitmap_tiles * kTileElements - kPerVec<T>) {
-      return;
-    }
-    begin(AlignedWindow<T>(p, window), warp, lane);
+    if (window.row < 0 || window.n <= p.k) return;
+    const AlignedWindow<T> aligned(p, window);
+    if (!has_room(p, aligned)) return;
+    begin(aligned, warp, lane);
     has_next_row = true;
   }
 };

@@ -127,11 +127,12 @@ GVR_DEVICE KeyRange range_around(const RowPredictor& last) {
 }
 
 // The interval that should hold the k-th value, from a sample of the row. Its ends are order statistics of
-// the sample, `deviations` standard deviations above and below the rank expected of the k-th value.
+// the sample, so many standard deviations above and below the rank expected of the k-th value.
 // `meanwhile` runs while the sample is being loaded.
 template <typename T, typename Shared, typename Meanwhile>
 GVR_DEVICE ValueInterval guess_by_sample(Shared& smem, const AlignedWindow<T> window, int k,
-                                         const RowPredictor& last, float deviations, Meanwhile meanwhile) {
+                                         const RowPredictor& last, Meanwhile meanwhile) {
+  constexpr float kDeviations = 3.5f;
   constexpr float kLoose = 1.1f;  // An interval may hold this multiple of the sample elements intended.
   constexpr int kMaxRounds = 4;
   KeyRange range = range_around<T>(last);
@@ -140,7 +141,7 @@ GVR_DEVICE ValueInterval guess_by_sample(Shared& smem, const AlignedWindow<T> wi
   meanwhile();
   const float share = __fdividef(static_cast<float>(k), static_cast<float>(window.length - window.lead));
   const float expected = share * static_cast<float>(sample.elements());
-  const float margin = fmaf(deviations, sqrtf(expected * (1.0f - share)), 1.0f);
+  const float margin = fmaf(kDeviations, sqrtf(expected * (1.0f - share)), 1.0f);
   const uint32_t size = sample.elements();
   const RankPair ranks{expected > margin ? static_cast<uint32_t>(expected - margin) : 0,
                        static_cast<uint32_t>(expected + margin) + 1};
@@ -174,6 +175,19 @@ GVR_DEVICE ValueInterval guess_by_sample(Shared& smem, const AlignedWindow<T> wi
                              ranks.upper > 0 ? bins.hi : kMostFiniteKey, kGuessRowSample};
   __syncthreads();  // All threads have read the hits.
   return ValueInterval{interval.low(), interval.high(), bins.low(), bins.high()};
+}
+
+// Moves the interval of a sample that has missed, for another pass (core/key_range.cuh). The store may be
+// full with fewer candidates than it has room for, because warps leave parts of their own chunks unused.
+// Returns false if radix rounds must decide, as where an end of the interval is no order statistic.
+GVR_DEVICE bool move_value_interval(ValueInterval& missed, uint32_t above, uint32_t inside, int k) {
+  constexpr uint32_t kCapacity = kStoreItems - kBlockWarps * kChunk;
+  KeyInterval keys{order_key(missed.first), order_key(missed.last), kGuessNone};
+  if (missed.lo != missed.first || missed.hi != missed.last) return false;
+  if (!move_by_counts(above, inside, static_cast<uint32_t>(k), kCapacity, keys)) return false;
+  const float first = keys.low(), last = keys.high();
+  missed = ValueInterval{first, last, first, fminf(last, first + missed.width())};
+  return true;
 }
 
 }  // namespace gvr_topk::prefill

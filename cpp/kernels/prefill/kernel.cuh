@@ -14,9 +14,9 @@
 // - emit: the marked positions are staged in ascending order, and then written.
 //
 // The first tiles of the next row are fetched while this row is refined. A row whose interval misses the k-th
-// value is streamed again with an interval from a sample, up to twice. If that misses too, radix rounds
-// select from the row (prefill/radix_rounds.cuh). Radix rounds also take every row for a large k, and rows
-// that are too long for the bitmap.
+// value is streamed again, with an interval from a sample, and then with one from what was counted with that.
+// If all of them miss, radix rounds select from the row (prefill/radix_rounds.cuh). Radix rounds also take
+// every row for a large k, and rows that are too long for the bitmap.
 #pragma once
 
 #include "core/launch.cuh"
@@ -42,10 +42,10 @@ GVR_DEVICE void collect(const PrefillParams& p, PrefillShared& smem, ChunkStream
     uint32_t above = 0;
     uint32_t inside = stream.ring.not_below(interval.lo, interval.hi, slot, above) & ~above;
     // Elements before the window, and what lies behind the row's end, do not belong to the row.
-    const int there = window.length - static_cast<int>(kValuesPerThread * number);
-    if (number == 0 || there < kValuesPerThread) {
-      uint32_t bits = number == 0 ? ~((1u << window.lead) - 1) : 0xffffffffu;
-      if (there < kValuesPerThread) bits &= (1u << max(there, 0)) - 1;
+    const int first = static_cast<int>(kValuesPerThread * number);
+    if (first < window.lead || first + kValuesPerThread > window.length) {
+      const int before = max(window.lead - first, 0);
+      const uint32_t bits = ptx::bit_range(before, max(window.length - first - before, 0));
       above &= bits;
       inside &= bits;
     }
@@ -60,7 +60,7 @@ GVR_DEVICE void collect(const PrefillParams& p, PrefillShared& smem, ChunkStream
   count = __reduce_add_sync(0xffffffffu, count);
   if (lane != 0) return;
   smem.above[warp] = count;
-  smem.stored[warp] = store.count;
+  smem.stored[warp] = store.count + store.lost;
   if (store.full) smem.is_full = 1;
 }
 
@@ -78,22 +78,21 @@ GVR_DEVICE void select_row(const PrefillParams& p, PrefillShared& smem, ChunkStr
                            const Window& row, const Window& next_window) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const AlignedWindow<T> window(p, row);
-  const bool fits = p.lists && window.length <= p.bitmap_tiles * kTileElements;
+  const bool fits = has_room(p, window);
   bool by_value = fits && smem.predictor.is_close();
-  bool by_sample = fits && !by_value && smem.predictor.tie_key == kAbsentKey;
-  // A sample interval that has missed is tried once more: a narrower one if the candidates did not fit the
-  // store, and a wider one otherwise.
-  constexpr float kDeviations = 3.5f, kCloser = 2.0f, kWider = 5.0f;
-  float deviations = kDeviations;
-  int passes = 0;
+  bool by_sample = fits && !by_value && smem.predictor.tie_key == kAbsentKey, by_counts = false;
+  ValueInterval interval;
+  float per_element = 0.0f;  // interval width that held one element
 #pragma unroll 1
-  while (by_value || by_sample) {
+  while (by_value || by_sample || by_counts) {
     // The row's first tiles are fetched while the row is sampled.
     const auto enter = [&] { stream.enter(window, warp, lane); };
-    if (by_value) enter();
-    const ValueInterval interval =
-        by_value ? smem.predictor.interval()
-                 : guess_by_sample<T>(smem, window, p.k, smem.predictor, deviations, enter);
+    if (by_sample) {
+      interval = guess_by_sample<T>(smem, window, p.k, smem.predictor, enter);
+    } else {
+      enter();
+      if (by_value) interval = smem.predictor.interval();
+    }
     const float bins_per_unit = interval.bins_per_unit();
     CandidateStore store(smem.candidates, smem.chunks[warp], kStoreChunks, warp);
     store.claim_part(lane);
@@ -106,7 +105,8 @@ GVR_DEVICE void select_row(const PrefillParams& p, PrefillShared& smem, ChunkStr
     const uint32_t rank = p.k - above;
     // Unsigned wrap: `rank - 1 < inside` is false for rank 0 and for negative ranks.
     const bool complete = smem.is_full == 0 && rank - 1 < inside;
-    ++passes;
+    // A moved interval may have elements behind its last bin.
+    if (!by_counts) per_element = __fdividef(interval.width(), fmaxf(static_cast<float>(inside), 1.0f));
     if (threadIdx.x == 0) smem.report.count_pass(by_value, inside, complete);
     ptx::reconverge(ptx::unknown_zero());
     if (complete) {
@@ -117,24 +117,19 @@ GVR_DEVICE void select_row(const PrefillParams& p, PrefillShared& smem, ChunkStr
       __syncthreads();
       reset_candidates(smem);
       if (threadIdx.x == 0) {
-        smem.predictor.learn(kth, __fdividef(interval.width(), static_cast<float>(inside)), p.k);
+        smem.predictor.learn(kth, per_element, p.k);
       }
       ptx::reconverge(ptx::unknown_zero());
       stage(smem, bitmap, window.length, window.lead, p.k, lane, warp);
       write_staged<kBlockThreads>(smem.staged, PrefillOutput(p, row), p.k);
       return;
     }
-    const bool was_full = smem.is_full != 0;
-    if (!by_value) {
-      by_sample = deviations == kDeviations;
-      deviations = was_full ? kCloser : kWider;
-    } else {
-      by_sample = true;
-    }
+    by_counts = by_sample && move_value_interval(interval, above, inside, p.k);
+    by_sample = by_value;
     by_value = false;
     __syncthreads();  // All threads have read the counts.
     reset_candidates(smem);
-    if (by_sample) stream.restart();
+    stream.restart();
     __syncthreads();
   }
   stream.restart();  // The rounds stream the row through the same memory.

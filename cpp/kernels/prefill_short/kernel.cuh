@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
   __syncthreads();
   const auto fetch = [&](const Window& window, uint32_t number) {
     if (window.row >= 0 && window.n > p.k) {
-      arrivals.fetch(AlignedWindow<T>(p, window), number, ctx.warp, ctx.lane);
+      arrivals.fetch(BulkWindow<T>(p, window), number, ctx.warp, ctx.lane);
     }
     ptx::commit_copies();
   };
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
       arrivals.wait();
       const float last = smem.value_window;
       const bool guessed = p.predicts && is_window(last);
-      const AlignedWindow<T> window(p, row);
+      const BulkWindow<T> window(p, row);
       const uint32_t buffer = arrivals.buffer(arrivals.taken);
       PrefillTile<T, kBlockThreads> tile;
       // Elements are counted while later ones are being loaded. If there is no window, nobody looks at the

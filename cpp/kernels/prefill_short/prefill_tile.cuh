@@ -9,6 +9,10 @@
 
 namespace gvr_topk::prefill_short {
 
+// A bulk copy brings a window from a multiple of 16 bytes on.
+template <typename T>
+using BulkWindow = AlignedWindow<T, sizeof(uint4)>;
+
 // One warp's part of a window: whole words, each of which is a run of 16 elements of every lane. The words of
 // a window are spread over the warps as evenly as possible.
 template <typename T, int kBlockThreads>
@@ -16,7 +20,7 @@ struct PrefillPart {
   static constexpr int kBlockWarps = kBlockThreads / 32;
   static constexpr int kWordElements = 32 * kValuesPerThread;  // elements of one word over the warp
 
-  int begin;  // first element, from `AlignedWindow::data` on
+  int begin;  // first element, from `BulkWindow::data` on
   int words;
 
   GVR_DEVICE PrefillPart(int length, int warp) {
@@ -61,7 +65,7 @@ struct Arrivals {
 
   // Starts to fetch window `number`. Since its buffer was last read, every thread has passed a fence before
   // bulk copies and then a block barrier.
-  GVR_DEVICE void fetch(const AlignedWindow<T>& window, uint32_t number, int warp, int lane) const {
+  GVR_DEVICE void fetch(const BulkWindow<T>& window, uint32_t number, int warp, int lane) const {
     const int rest = window.length % kPerVec<T>, whole = window.length - rest;
     if (threadIdx.x == 0) {
       ptx::barrier_expect_tx(barrier(number), whole * sizeof(T));
@@ -106,7 +110,7 @@ struct PrefillTile : small_row::WordTile {
   // Takes the window that has arrived, with -inf where the window has no elements, and calls visit(i) for
   // each of the lane's elements as soon as it is there.
   template <typename Visit>
-  GVR_DEVICE void take(const AlignedWindow<T>& window, uint32_t buffer, int warp, int lane, Visit visit) {
+  GVR_DEVICE void take(const BulkWindow<T>& window, uint32_t buffer, int warp, int lane, Visit visit) {
     const Part part(window.length, warp);
     begin = part.begin - window.lead;
     words = part.words;

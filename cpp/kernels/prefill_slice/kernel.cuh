@@ -63,9 +63,7 @@ GVR_DEVICE bool is_streamed(const SliceParams& p, const Slice& slice) {
 template <typename T>
 GVR_DEVICE RowStream<T> stream_of(const SliceParams& p, SliceShared& smem, const Slice& slice) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const T* row = static_cast<const T*>(p.prefill.logits) + slice.window.row * p.prefill.logits_stride;
-  const T* first = row + slice.window.start;
-  return RowStream<T>(RowView<T>{first, slice.window.n, lead_of(first)}, smem.ring, warp, lane);
+  return RowStream<T>(AlignedWindow<T>(p.prefill, slice.window).view(), smem.ring, warp, lane);
 }
 
 // Fetches the first tiles of a slice.
@@ -86,7 +84,7 @@ __device__ __noinline__ void list_above(const SliceParams& p, int turn, int next
   SliceStore store = store_of_warp(smem, p.list_chunks, warp);
   store.claim_part(lane);
   const float bound = KeyInterval::only(key).high();
-  const int first = slice.shift + stream.begin - stream.lead + kValuesPerThread * lane;
+  const int first = slice.shift + stream.first_position() + kValuesPerThread * lane;
   stream.for_each_tile([&](int step, uint32_t slot, uint32_t bits) {
     uint32_t above;
     stream.ring.not_below(INFINITY, bound, slot, above);  // The compiler removes the other bits.
@@ -113,10 +111,9 @@ GVR_DEVICE void reset_list(const SliceParams& p, SliceShared& smem) {
 template <typename T>
 __device__ __noinline__ uint32_t guess_key(const SliceParams& p, int turn) {
   SliceShared& smem = shared_memory();
-  constexpr float kDeviations = 3.5f;
   const ValueInterval interval =
       prefill::guess_by_sample<T>(smem, AlignedWindow<T>(p.prefill, smem.slices[turn].window), p.prefill.k,
-                                  RowPredictor::unknown(), kDeviations, [] {});
+                                  RowPredictor::unknown(), [] {});
   return order_key(interval.lo) - 1;
 }
 

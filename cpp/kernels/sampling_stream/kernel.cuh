@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   uint64_t best = 0;
   const float level = key_to_float(least);
   stream.for_each_tile([&](int step, uint32_t slot, uint32_t valid) {
-    const int first = stream.begin + step * kTileElements + team.lane * kValuesPerThread;
+    const int first = stream.first_position() + step * kTileElements + team.lane * kValuesPerThread;
     const uint32_t there = stream.ring.not_below(level, slot) & valid;
     list.append(&lists.chunks_used, there, team.lane, [&](int index, int at) {
       const float x = stream.ring.value(slot, index);
