@@ -100,6 +100,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("k512-131072x2", 131072, 2, k=512, row_slot=True, stats=True),
     Configuration("k4096-131072x1", 131072, k=4096),
     Configuration("k4096-524288x1", 524288, k=4096, row_slot=True),
+    Configuration("k20000-524288x1", 524288, k=20_000, row_slot=True),
     Configuration("pages-pdl-131072x2", 131072, 2, row_slot=True, page_size=64, pdl=True),
     Configuration("slots-8192x4", 8192, 4, counts=True, page_size=64, cache_slots=True),
     Configuration(
@@ -151,8 +152,9 @@ _REWRITTEN = (
     Configuration("small_row", 8192, 3, chains=1),
     Configuration("resident", 70690, 3, chains=1),
     Configuration("streaming", 600_000, 2, chains=1),
-    Configuration("fallback", 600_000, 2, k=4096, chains=1),
-    Configuration("fallback, narrowed", 600_000, 2, k=9000, path="no_hint", chains=1),
+    Configuration("streaming, large k", 600_000, 2, k=9000, chains=1),
+    Configuration("fallback", 600_000, 2, k=17_000, chains=1),
+    Configuration("fallback, narrowed", 600_000, 2, k=17_000, path="no_hint", chains=1),
     Configuration("paper_gvr", 70690, 3, path="paper_gvr", chains=1),
 )
 

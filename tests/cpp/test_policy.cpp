@@ -47,7 +47,7 @@ void check_plan(const PlanInput& in) {
   const bool in_registers = plan.family == Family::kSmallRow || plan.family == Family::kResident;
   if (in_registers) CHECK(ctas * plan.threads * plan.values_per_thread >= in.width + in.lead);
   if (plan.family == Family::kSmallRow) CHECK(ctas == 1);
-  if (plan.family == Family::kStreaming) CHECK(in.k <= kStreamingMaxK);
+  if (plan.family == Family::kStreaming) CHECK(in.k <= kStreamingMaxK && in.k <= ctas * kStreamingMaxShare);
   CHECK(plan.staged == (in.k < in.width ? in.k : in.width));
   CHECK(plan.list_capacity > 0 && plan.ring_depth > 0);
   // Kernels are compiled to a trap where this does not hold.

@@ -289,14 +289,17 @@ def test_longest_rows_of_one_cta(k: int, family: str, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pad", [0, 5])
 def test_large_k_in_clusters_of_every_size(ctas: int, dtype: torch.dtype, pad: int) -> None:
-    """Around the k from which a second sample narrows the interval, up to all elements but one."""
+    """Around the k up to which rows stream and from which a second sample narrows the interval, up to all."""
     n = 300_001
-    assert plan(rows=1, width=n + pad, k=2049, dtype=dtype, ctas_per_row=ctas).family == "fallback"
+    ks = [min(2048 * ctas, 16_384) + more for more in (0, 1)]
+    families = [plan(rows=1, width=n, k=k, dtype=dtype, ctas_per_row=ctas).family for k in ks]
+    assert families == ["streaming", "fallback"]
     names, rows = adversarial_batch(n, 9000, dtype)
     logits = place(rows, pad=pad)
     lengths = full_lengths(logits)
     lengths[::3] -= 40_000
-    for k in (8192, 8193, 20_000, n // 2, n - 1):
+    lengths[1::3] = torch.linspace(2500, 20_000, len(lengths[1::3])).to(lengths)
+    for k in {8192, 8193, *ks, 20_000, n // 2, n - 1}:
         exact(logits, lengths, k, ctas=ctas, names=names, said=k)
 
 

@@ -35,7 +35,8 @@ def test_rows_on_and_off_alignment(path: str, dtype: torch.dtype, n: int, shift:
         ("resident", 20_001, 512, 8),
         ("streaming", 33_000, 512, 2),
         ("streaming", 33_001, 512, 2),
-        ("fallback", 40_000, 3000, 2),
+        ("streaming", 40_000, 3000, 2),
+        ("fallback", 40_000, 4100, 2),
         ("fallback", 40_001, 9000, 2),
     ],
 )

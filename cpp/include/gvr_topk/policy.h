@@ -288,9 +288,11 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   return ctas;
 }
 
-// Largest k of the streaming kernel. The candidate buffer of one CTA must have room for everything that is
-// selected and a wide interval besides.
-constexpr int64_t kStreamingMaxK = 2048;
+// Largest k of the streaming kernel, and the largest for each CTA of a row. The candidate buffer of one CTA
+// has room for its share of what is selected, if shares are even, and for a wide interval besides. With twice
+// the share buffers fill up, and the fallback kernel is faster (measured on an H200).
+constexpr int64_t kStreamingMaxK = 16384;
+constexpr int64_t kStreamingMaxShare = 2048;
 constexpr int64_t kWideInterval = 2048;
 
 // Shared memory that one block may have, in bytes.
@@ -312,8 +314,8 @@ GVR_TOPK_HOST_DEVICE constexpr Family choose_family(const PlanInput& in, int32_t
   if (in.path == Path::kRadixRounds) return Family::kFallback;
   if (ctas == 1 && per_thread <= kMaxValuesPerThread && has_small_row_memory(in)) return Family::kSmallRow;
   if (per_thread <= max_resident_values(in.arch)) return Family::kResident;
-  const bool streams = has_family(Family::kStreaming, in.arch) && in.k <= kStreamingMaxK;
-  return streams ? Family::kStreaming : Family::kFallback;
+  const bool has_room = in.k <= kStreamingMaxK && in.k <= ctas * kStreamingMaxShare;
+  return has_room && has_family(Family::kStreaming, in.arch) ? Family::kStreaming : Family::kFallback;
 }
 
 // Elements per thread of the smallest instantiation that holds the row in registers. Other kernels work in

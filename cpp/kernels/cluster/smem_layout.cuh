@@ -101,7 +101,7 @@ static_assert(kMaxBufferChunks * kChunk <= kMaxCounted);
 // - counts fit in 16 bits (cluster/select.cuh);
 // - the candidate buffer has room for the second probes of a sample and for all probes of a sample that is
 //   taken again (cluster/predictor.cuh). Later it has room for what may be selected and for a wide interval,
-//   even if the last chunk of every warp is all but empty.
+//   even if the last chunk of every warp is all but empty. Where shares are uneven, it may be full.
 inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
   const Plan plan = make_plan(PlanInput{1, width, k, Dtype::kFloat32, Path::kAuto, 132, arch, ctas});
   const LaunchTraits traits = make_traits(plan);
@@ -114,9 +114,9 @@ inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
          traits.list_capacity() + kMaxCounted < 1 << 16;
 }
 static_assert(kMaxBufferChunks * kChunkBytes >= (2 * kMaxProbes - 1) * kThreads * sizeof(uint4) &&
-              kMaxBufferChunks >= (kStreamingMaxK + kWideInterval) / kChunk + kWarps);
-static_assert(fits(90, kMaxWidth, 1, kStreamingMaxK) && fits(90, kMaxWidth, 1, kMaxWidth) &&
-              fits(90, kMaxWidth / 4, 1, kStreamingMaxK));
+              kMaxBufferChunks >= (kStreamingMaxShare + kWideInterval) / kChunk + kWarps);
+static_assert(fits(90, kMaxWidth, 1, kStreamingMaxShare) && fits(90, kMaxWidth, 1, kMaxWidth) &&
+              fits(90, kMaxWidth / 4, 1, kStreamingMaxShare));
 static_assert(fits(90, kMaxWidth / 8, 4, kStreamingMaxK) && fits(90, kMaxWidth, 16, kStreamingMaxK));
 static_assert(fits(90, kMaxWidth / 8, 16, kStreamingMaxK));  // in registers
 static_assert(fits(120, kMaxElementsPerSmallCta, 1, kStreamingMaxK) && fits(120, kMaxWidth, 8, kMaxWidth));

@@ -1,4 +1,4 @@
-// Selects the top k of rows that registers do not hold and that cannot stream (k above 2,048, consumer
+// Selects the top k of rows that registers do not hold and that cannot stream (a large k, consumer
 // Blackwell), and of any row with path `radix_rounds`.
 //
 // Grid: rows * ctas CTAs of 512 threads, in clusters of `ctas` along x; cluster r works on row r.

@@ -146,7 +146,8 @@ template <typename T>
 GVR_DEVICE AsyncPipeline<T> make_pipeline(const RowContext<T>& ctx, const LaunchTraits& traits) {
   const int lead = ctx.row.lead, n = lead + ctx.row.n;  // from the boundary ahead of the row
   // The first CTA's part holds the first k positions.
-  const int divided = lead == 0 ? n : max(n, (lead + ctx.k) << ctx.log2_ctas);
+  const bool holds_them = lead == 0 && ctx.k <= kMaxSoloK;
+  const int divided = holds_them ? n : max(n, (lead + ctx.k) << ctx.log2_ctas);
   const int span = warp_span(divided, ctx.log2_ctas, sizeof(T));
   const int begin = min((ctx.rank * kWarps + ctx.warp) * span, n);
   return AsyncPipeline<T>(ctx.row.boundary() + begin, min(span, n - begin), ctx.warp, ctx.lane,

@@ -41,9 +41,9 @@ GVR_DEVICE void prefetch_row(const RowContext<T>& ctx) {
 }
 
 // The first CTA's part of a row that streams holds the first k positions (streaming/resolve_miss.cuh). Of a
-// row with a lead, `make_pipeline` sees to it.
+// row with a lead, and for a larger k, `make_pipeline` sees to it.
 static_assert(kWarps * warp_span(longest_solo_row(Family::kStreaming) + 1, log2_of(kMaxClusterSize), 4) >=
-              kStreamingMaxK);
+              kMaxSoloK);
 
 static_assert(small_row::kSoloBytes <= fixed_bytes(0, kRingDepth) - fixed_bytes(0, 0));
 
