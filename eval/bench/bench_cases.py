@@ -177,7 +177,7 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
     cells += [Cell("mask", n, batch, rows=f"mask:{kind}") for n, batch in MASK_SHAPES for kind in MASKS]
     cells += [Cell("layer", 70690, rows=f"layer:{layer}") for layer in LAYERS]
     shapes = (*PREFILL_SHAPES, LONG_CHUNK)
-    cells += [Cell("prefill", n, rows, rows="causal") for n, rows in shapes]
+    cells += [Cell("prefill", n, rows, rows="causal", width=w) for n, rows in shapes for w in (0, n + 1)]
     for trace in sources.traces:
         longest = max(1, trace.length(trace.steps - 1))
         cells.append(Cell("prefill", longest, PREFILL_TRACE_ROWS, rows=f"causal:{trace.name}"))
@@ -201,7 +201,6 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
         if n not in LENGTHS:
             cells.append(Cell("unaligned", n, batch))
         cells.append(Cell("unaligned", n, batch, width=n + 1))
-    cells += [Cell("unaligned", n, rows, rows="causal", width=n + 1) for n, rows in PREFILL_SHAPES]
     for batch in (1, 64):
         cells += [Cell("k", n, batch, k) for k in (512, 1024) for n in OTHER_LENGTHS]
         cells += [Cell("dtype", n, batch, dtype=dtype) for dtype in ("bf16", "fp16") for n in OTHER_LENGTHS]

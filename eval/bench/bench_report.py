@@ -104,8 +104,9 @@ class Index:
         return float(result[name])
 
     def wrong(self, impl: str) -> int:
-        """Cells at which an implementation's answer was wrong."""
-        return sum(result["impl"] == impl and result["exact"] is False for result in self.results)
+        """Cells at which an implementation gave an answer that was wrong."""
+        answers = (its for its in self.results if its["impl"] == impl and its["cold_us"] is not None)
+        return sum(its["exact"] is False for its in answers)
 
     def cells(self, keep: Callable[[Cell], bool] = lambda cell: True) -> list[Cell]:
         """Cells with results, in their order."""

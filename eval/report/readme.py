@@ -47,6 +47,7 @@ from eval.report.provenance import (
     RefusedError,
     Results,
     device_of,
+    is_of_today,
     older_kernels,
     refuse_if,
     source_of,
@@ -62,7 +63,7 @@ from eval.report.vllm_report import (
 )
 from eval.stress.stress_cases import GUESSES
 
-GPU = "h100"
+GPU = "h200"
 """Folder of the results that the pages show."""
 RESULTS = ROOT / "eval" / "results" / GPU
 BENCH = "bench.json"
@@ -152,7 +153,9 @@ def results() -> str:
         "sampling": mixed_call(files),
         "worst": worst_launches(index),
     }
-    return render("readme.md.j2", **values, older=older_kernels(files.quoted, name_files=False))
+    text = render("readme.md.j2", **values, older="")
+    named = {name: {commit for commit in commits if commit in text} for name, commits in files.quoted.items()}
+    return render("readme.md.j2", **values, older=older_kernels(named, name_files=False))
 
 
 def performance() -> str:
@@ -340,6 +343,7 @@ def prefill(bench: Mapping[str, Any], index: Index, peers: Mapping[str, str]) ->
         figures = [index.figure(cell["key"], impl) for impl in columns]
         figures += [cell.get("memory_us")] if rates else []
         trace = f", trace {name}" if (name := trace_name(cell)) else ""
+        trace += f", in {cell['width']:,} columns" if cell.get("width") else ""
         whole = (shown(figure, 1 if figure is None or figure < 100 else 0) for figure in figures)
         rows.append([shape_name(cell["batch"], cell["n"]) + trace, *whole])
     return {
@@ -533,7 +537,8 @@ def stressed(files: Results) -> dict[str, Any]:
     if faulty:
         refuse_if(faulty[0]["totals"]["clean"], FAULTY, "the faults of the older commit")
     counted = {kind: _counted(its) for kind, its in {**kinds, "faulty": faulty}.items()}
-    return counted | {"source": source_of(*runs.values())}
+    now = _counted([run for run in kinds["beside"] if is_of_today(run)])
+    return counted | {"now": now, "source": source_of(*runs.values())}
 
 
 def _counted(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
