@@ -14,7 +14,7 @@ template <typename T>
 struct RowView {
   const T* data;
   int n;     // visible length
-  int lead;  // elements from a 16-byte boundary ahead of the row to the row
+  int lead;  // elements from a boundary ahead of the row, of 16 bytes or a line, to the row
 
   // Kernels read vectors of 16 bytes from there. What lies ahead of the row belongs to the same allocation,
   // but is not the row's.

@@ -14,9 +14,9 @@
 // - emit: the marked positions are staged in ascending order, and then written.
 //
 // The first tiles of the next row are fetched while this row is refined. A row whose interval misses the k-th
-// value is streamed again, with an interval from a sample, and then with one from what was counted with that.
-// If all of them miss, radix rounds select from the row (prefill/radix_rounds.cuh). Radix rounds also take
-// every row for a large k, and rows that are too long for the bitmap.
+// value is streamed again: with an interval from a sample if the previous row gave the one that missed, and
+// with one from what was counted if a sample did. If that misses too, radix rounds select from the row
+// (prefill/radix_rounds.cuh). They also take every row for a large k, and rows too long for the bitmap.
 #pragma once
 
 #include "core/launch.cuh"
