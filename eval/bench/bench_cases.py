@@ -233,7 +233,7 @@ def make_chain(cell: Cell, sources: Sources = Sources(), *, device: torch.device
         )
     if kind == "causal":
         steps = trace_rows(_named(name, sources.traces), device) if name else None
-        return causal_chunk(cell.n, cell.batch, cell.k, steps, dtype=dtype, device=device, width=cell.width)
+        return causal_chunk(cell, steps, dtype, device)
     if kind == "adversarial":
         steps = [_row(hard_rows(cell.n, cell.k, seed)[name]) for seed in range(ADVERSARIAL_STEPS)]
     elif kind == "layer":
@@ -253,20 +253,14 @@ def make_chain(cell: Cell, sources: Sources = Sources(), *, device: torch.device
 
 
 def causal_chunk(
-    n: int,
-    rows: int,
-    k: int,
-    steps: Sequence[Tensor] | None,
-    *,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    width: int = 0,
+    cell: Cell, steps: Sequence[Tensor] | None, dtype: torch.dtype, device: torch.device | str
 ) -> Chain:
     """A chunk of one request's prefill: the `steps` of a trace in turn, or Gaussian rows.
 
     Of the latter row ``r`` sees ``n - rows + 1 + r`` columns, so that there may be at most `n`.
     """
-    (chunk,) = nan_rows(1, rows, width or aligned(n), dtype, device)
+    n, rows, k = cell.n, cell.batch, cell.k
+    (chunk,) = nan_rows(1, rows, cell.width or aligned(n), dtype, device)
     if steps is not None:
         lengths = torch.empty(rows, dtype=torch.int32, device=device)
         for at, step in enumerate(steps[:rows]):

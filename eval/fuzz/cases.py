@@ -370,7 +370,7 @@ def cases(elements: int, ops: Sequence[str]) -> st.SearchStrategy[Case]:
 
 
 def draw_cases(strategy: st.SearchStrategy[Case], seed: int, count: int) -> list[Case]:
-    """At most `count` cases of a strategy, the simplest one first; same arguments, same cases."""
+    """At most `count` cases, the simplest one first; the same for the same arguments and loaded modules."""
     drawn: dict[Case, None] = {}  # hypothesis repeats itself
 
     @hypothesis.seed(seed)

@@ -87,7 +87,7 @@ def _same(what: str, got: Tensor, wanted: Tensor) -> None:
 
 
 def drawn_cases(device: str, seed: int, ops: Sequence[str]) -> Iterator[Case]:
-    """Cases without end; same arguments, same cases."""
+    """Cases without end, the same for the same arguments, as `draw_cases` says."""
     strategy = cases(ELEMENTS[device], ops)
     for batch in itertools.count():
         yield from draw_cases(strategy, (seed << 20) + batch, BATCH)

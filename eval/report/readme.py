@@ -228,8 +228,11 @@ def common_values(files: Results) -> tuple[dict[str, Any], Index, dict[str, Any]
 
 def cell_name(cell: Cell) -> str:
     """Length, batch and, where it is wider than the rows, the buffer's width."""
-    width = cell.get("width")
-    return shape_name(cell["n"], cell["batch"]) + (f" in {width:,} columns" if width else "")
+    return shape_name(cell["n"], cell["batch"]) + buffer_name(cell)
+
+
+def buffer_name(cell: Cell) -> str:
+    return f" in {cell['width']:,} columns" if cell.get("width") else ""
 
 
 def shape_name(n: int, batch: int) -> str:
@@ -343,9 +346,8 @@ def prefill(bench: Mapping[str, Any], index: Index, peers: Mapping[str, str]) ->
         figures = [index.figure(cell["key"], impl) for impl in columns]
         figures += [cell.get("memory_us")] if rates else []
         trace = f", trace {name}" if (name := trace_name(cell)) else ""
-        trace += f", in {cell['width']:,} columns" if cell.get("width") else ""
         whole = (shown(figure, 1 if figure is None or figure < 100 else 0) for figure in figures)
-        rows.append([shape_name(cell["batch"], cell["n"]) + trace, *whole])
+        rows.append([shape_name(cell["batch"], cell["n"]) + buffer_name(cell) + trace, *whole])
     return {
         "commits": ", ".join(sorted({run["machine"]["commit"] for run in runs})),
         "rate": " and ".join(f"{rate / 1e12:.2f}" for rate in rates),
