@@ -24,8 +24,8 @@ GVR_DEVICE KeyInterval guess_by_row(const RowContext<T>& ctx) {
 }
 
 // The sampler of a row without state. It uses the probes that were taken early, if they serve.
-template <typename T, int kProbes>
-GVR_DEVICE RowSampler sampling_of(const RowContext<T>& ctx, const RowProbe<T, kProbes>& probe) {
+template <typename T>
+GVR_DEVICE RowSampler sampling_of(const RowContext<T>& ctx, const RowProbe<T>& probe) {
   return RowSampler(ctx, true, probe.serves(ctx.row.n) ? probe.span : ctx.row.n);
 }
 
@@ -53,8 +53,8 @@ GVR_DEVICE KeyInterval guess(const RowContext<T>& ctx, HintReason reason, const 
 // The interval for a launch without state. All CTAs know that there is no state, so they divide a sample
 // among them. `probed` runs once all loads of the sample are done, and `meanwhile` while its keys are under
 // way.
-template <typename T, int kProbes, typename Probed, typename Meanwhile>
-GVR_DEVICE KeyInterval guess_without_state(const RowContext<T>& ctx, const RowProbe<T, kProbes>& probe,
+template <typename T, typename Probed, typename Meanwhile>
+GVR_DEVICE KeyInterval guess_without_state(const RowContext<T>& ctx, const RowProbe<T>& probe,
                                            const RowSampler& sampling, Probed probed, Meanwhile meanwhile) {
   const uint32_t greatest = probe.serves(ctx.row.n) ? sampling.probe(ctx, probe.seen()) : sampling.probe(ctx);
   probed();

@@ -19,62 +19,46 @@
 
 namespace gvr_topk {
 
-// This thread's probes of the row. They are taken before the row's length is known, so `row.n` is that of the
-// buffer. If `alike`, all CTAs probe the same positions; otherwise the CTAs divide a larger sample, and each
-// thread takes one probe of its CTA's part. Probes land in memory that no other CTA stores to, because a copy
-// may land late and another CTA's store may arrive early.
-template <typename T, int kProbes>
+// This thread's probe of the row. It is taken before the row's length is known, so `row.n` is that of the
+// buffer. If `alike`, all CTAs probe the same positions; otherwise the CTAs divide a larger sample. Probes
+// land in memory that no other CTA stores to, because a copy may land late and another CTA's store may arrive
+// early.
+template <typename T>
 struct RowProbe {
-  static_assert(kProbes <= kMaxProbes);
   bool alike;
   int span;
-  int at[kProbes];
-  uint4* zone[kProbes];  // where this thread's probes land
+  int at;
+  uint4* zone;  // where it lands
 
-  // Starts the copies. They go to shared memory, because with loads to registers the wait for the length
-  // would be a wait for the probes too. Second probes land in `store`, kThreads vectors that only this CTA
-  // uses and that serve another purpose only later.
-  GVR_DEVICE RowProbe(const RowContext<T>& ctx, const LaunchTraits& traits, uint4* store = nullptr)
+  // Starts the copy. It goes to shared memory, because with a load to registers the wait for the length would
+  // be a wait for the probe too.
+  GVR_DEVICE RowProbe(const RowContext<T>& ctx, const LaunchTraits& traits)
       : alike(traits.has(LaunchTraits::kReadsState)) {
-    zone[0] = ctx.shared->landing + ctx.thread;
-    if constexpr (kProbes > 1) zone[1] = store + ctx.thread;
-    fetch(ctx, traits);
+    fetch(ctx.shared->landing, ctx, traits);
   }
 
-  // Probes again, without waiting for the copies under way. The new probes land in `store`. It must have
-  // kProbes * kThreads vectors that nothing else uses until the copies have landed.
-  GVR_DEVICE void fetch_into(uint4* store, const RowContext<T>& ctx, const LaunchTraits& traits) {
-#pragma unroll
-    for (int i = 0; i < kProbes; ++i) zone[i] = store + i * kThreads + ctx.thread;
-    fetch(ctx, traits);
-  }
-
-  // Probes the first `row.n` elements.
-  GVR_DEVICE void fetch(const RowContext<T>& ctx, const LaunchTraits& traits) {
+  // Probes the first `row.n` elements, without waiting for a copy under way. The probes land in `store`,
+  // kThreads vectors that nothing else uses until all threads have read theirs.
+  GVR_DEVICE void fetch(uint4* store, const RowContext<T>& ctx, const LaunchTraits& traits) {
+    zone = store + ctx.thread;
     span = ctx.row.n;
     const int first = first_probe(ctx.row), elements = behind_first_probe(ctx.row, span);
-#pragma unroll
-    for (int i = 0; i < kProbes; ++i) {
-      if (i > 0 && !alike) break;
-      if (alike) {
-        const int line = RowSampler::hashed_position((i * kThreads + ctx.thread) / kProbeLanes,
-                                                     elements & -kProbeElements) &
-                         -kProbeElements;
-        at[i] = first + line + kSampleVec * (ctx.thread % kProbeLanes);
-      } else {
-        at[i] = first + RowSampler::hashed_position((ctx.thread << ctx.log2_ctas) + ctx.rank, elements);
-      }
-      // Only where rows are aligned are all probes known to lie in the buffer.
-      const bool there = traits.has(LaunchTraits::kAligned) || at[i] + kSampleVec <= span;
-      ptx::copy_async_if<kSampleVec * sizeof(T)>(there, ptx::shared_address(zone[i]), ctx.row.data + at[i]);
+    if (alike) {
+      const int line = RowSampler::hashed_position(ctx.thread / kProbeLanes, elements & -kProbeElements);
+      at = first + (line & -kProbeElements) + kSampleVec * (ctx.thread % kProbeLanes);
+    } else {
+      at = first + RowSampler::hashed_position((ctx.thread << ctx.log2_ctas) + ctx.rank, elements);
     }
+    // Only where rows are aligned are all probes known to lie in the buffer.
+    const bool there = traits.has(LaunchTraits::kAligned) || at + kSampleVec <= span;
+    ptx::copy_async_if<kSampleVec * sizeof(T)>(there, ptx::shared_address(zone), ctx.row.data + at);
     ptx::commit_copies();
   }
 
-  // The elements that a probe has read. The copies must have landed.
-  GVR_DEVICE SampleVec<T> seen(int probe = 0) const {
+  // The elements that the probe has read. The copy must have landed.
+  GVR_DEVICE SampleVec<T> seen() const {
     SampleVec<T> neighbours;
-    neighbours.load(zone[probe]);
+    neighbours.load(zone);
     return neighbours;
   }
 
@@ -83,9 +67,8 @@ struct RowProbe {
   GVR_DEVICE bool serves(int n) const { return !alike && n > span - span / 16; }
 };
 
-// A sample says too little if less than this share of its probes count. The probes of a thread count if they
-// lie in the row and the sum of their squares is finite. In a row that is masked nearly everywhere, none
-// count.
+// A sample says too little if less than this share of its probes count. A probe counts if it lies in the row
+// and the sum of its squares is finite. In a row that is masked nearly everywhere, none counts.
 constexpr float kLeastCounted = 0.125f;
 constexpr float kTooFewCounted = -1.0f, kNoneCounted = -2.0f;
 
@@ -98,21 +81,17 @@ struct Moments {
   GVR_DEVICE explicit Moments(const MissedGuess& missed) : mean(missed.mean), deviation(missed.deviation) {}
 
   // The moments of a sample that is the same in all CTAs. The computation contains one block barrier.
-  template <typename T, int kProbes>
-  GVR_DEVICE Moments(const RowContext<T>& ctx, const RowProbe<T, kProbes>& probe) {
+  template <typename T>
+  GVR_DEVICE Moments(const RowContext<T>& ctx, const RowProbe<T>& probe) {
     Shared& smem = *ctx.shared;
     float sum = 0.0f, squares = 0.0f;
-    bool counts = true;
+    const SampleVec<T> seen = probe.seen();
 #pragma unroll
-    for (int i = 0; i < kProbes; ++i) {
-      const SampleVec<T> seen = probe.seen(i);
-      counts &= probe.at[i] + kSampleVec <= ctx.row.n;
-#pragma unroll
-      for (int e = 0; e < kSampleVec; ++e) {
-        sum += seen.value(e);
-        squares = fmaf(seen.value(e), seen.value(e), squares);
-      }
+    for (int e = 0; e < kSampleVec; ++e) {
+      sum += seen.value(e);
+      squares = fmaf(seen.value(e), seen.value(e), squares);
     }
+    bool counts = probe.at + kSampleVec <= ctx.row.n;
     counts &= squares < __int_as_float(0x7f800000);
     // One half of the warp adds up the sums, the other half the squares.
     const bool upper = (ctx.lane & 16) != 0;
@@ -122,7 +101,7 @@ struct Moments {
 #pragma unroll
     for (int d = 8; d > 0; d /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, d);
     if ((ctx.lane & 15) == 0) smem.sample_sums[ctx.lane + ctx.warp] = mine;
-    const float count = static_cast<float>(kProbes * kSampleVec * __syncthreads_count(counts));
+    const float count = static_cast<float>(kSampleVec * __syncthreads_count(counts));
     // In every group of eight lanes, the lower four take the sums of four warps each, and the upper four take
     // the squares of the same warps: lane i + 4 has the squares for lane i.
     static_assert(kWarps == 16);
@@ -135,8 +114,7 @@ struct Moments {
     const float share = ptx::reciprocal(count);
     mean = (squared ? other : all) * share;
     deviation = standard_deviation((squared ? all : other) * share - mean * mean);
-    if (count < kLeastCounted * kProbes * kSampleVec * kThreads)
-      deviation = count > 0 ? kTooFewCounted : kNoneCounted;
+    if (count < kLeastCounted * kSampleVec * kThreads) deviation = count > 0 ? kTooFewCounted : kNoneCounted;
   }
 
   GVR_DEVICE bool are_known() const { return deviation >= 0.0f; }
@@ -190,8 +168,9 @@ struct PredictorTuning {
 };
 constexpr float kErrorDecay = 0.9f, kCentreStep = 0.5f;
 constexpr PredictorTuning kTuning{0.05f, 0.016f, 1.6f, 1.3f, 600.0f, 250.0f, 1500.0f};
-// Rows with few CTAs take longest to be read again, and most other rows wait behind them.
-constexpr PredictorTuning kTuningFewCtas{0.08f, 0.02f, 2.0f, 1.6f, 900.0f, 600.0f, 3000.0f};
+// Rows with few CTAs take longest to be read again, and most other rows wait behind them. How often
+// rows miss was counted on a GPU (eval/results/h200/decode_before_after.log).
+constexpr PredictorTuning kTuningFewCtas{0.08f, 0.028f, 2.0f, 1.6f, 900.0f, 600.0f, 3000.0f};
 constexpr int kLog2FewCtas = 2;
 // Error estimates may exceed the limit of intervals by this factor, so that the estimates still show which
 // predictor is better.

@@ -32,7 +32,7 @@ static_assert(Histogram::kGroups == kWarps && Histogram::kBins == 2 * kThreads);
 // they cross a 128-byte boundary.
 struct alignas(128) Shared {
   union {
-    uint4 landing[kThreads];    // guess: landing zone of each thread's first probe
+    uint4 landing[kThreads];    // guess: landing zone of each thread's probe
     uint32_t hist[kRadixBins];  // radix rounds: this CTA's histogram
   };
   Histogram keys;  // histogram of the listed keys, or the cluster-wide sums of one radix round
@@ -99,9 +99,9 @@ static_assert(kMaxBufferChunks * kChunk <= kMaxCounted);
 // - rings start at a multiple of 128 bytes;
 // - each CTA's segment of the list has room for a histogram, and is sent in whole vectors;
 // - counts fit in 16 bits (cluster/select.cuh);
-// - the candidate buffer has room for the second probes of a sample and for all probes of a sample that is
-//   taken again (cluster/predictor.cuh). Later it has room for what may be selected and for a wide interval,
-//   even if the last chunk of every warp is all but empty. Where shares are uneven, it may be full.
+// - the candidate buffer has room for a sample that is taken again (cluster/predictor.cuh). Later it has room
+//   for what may be selected and for a wide interval, even if the last chunk of every warp is all but empty.
+//   Where shares are uneven, it may be full.
 inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
   const Plan plan = make_plan(PlanInput{1, width, k, Dtype::kFloat32, Path::kAuto, 132, arch, ctas});
   const LaunchTraits traits = make_traits(plan);
@@ -113,7 +113,7 @@ inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
          traits.list_capacity() >> traits.log2_ctas() >= kRadixBins &&
          traits.list_capacity() + kMaxCounted < 1 << 16;
 }
-static_assert(kMaxBufferChunks * kChunkBytes >= (2 * kMaxProbes - 1) * kThreads * sizeof(uint4) &&
+static_assert(kMaxBufferChunks * kChunkBytes >= kThreads * sizeof(uint4) &&
               kMaxBufferChunks >= (kStreamingMaxShare + kWideInterval) / kChunk + kWarps);
 static_assert(fits(90, kMaxWidth, 1, kStreamingMaxShare) && fits(90, kMaxWidth, 1, kMaxWidth) &&
               fits(90, kMaxWidth / 4, 1, kStreamingMaxShare));

@@ -21,7 +21,7 @@ struct ChunkedStore {
   int room;         // items for which this warp's chunks have room
   int shift;        // Item i lies at shift + i if it lies in the chunks that were taken last.
   int count = 0;
-  int lost = 0;  // items that were appended when the store was full
+  int lost = 0;  // items for which the store had no room
   bool full = false;
 
   GVR_DEVICE static constexpr int initial_chunks(int capacity) {

@@ -34,7 +34,6 @@ constexpr int kSampleVec = 4;
 // probes.
 constexpr int kProbeLanes = 8;
 constexpr int kProbeElements = kProbeLanes * kSampleVec;
-constexpr int kMaxProbes = 2;  // per thread
 constexpr int kGreatestOfSample = 8 * kWarps;
 
 // A candidate that the streaming and prefill kernels keep. It holds the value instead of the key, because

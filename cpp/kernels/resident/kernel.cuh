@@ -49,7 +49,6 @@ static_assert(kSmallRowFixedBytes + 2 * kThreads * kWideValuesPerThread <= share
 template <typename T, int kValues, Specialization kSpecialization, bool kCommonSizes>
 __global__ void __launch_bounds__(kThreads, 1)
     resident_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p) {
-  constexpr int kProbes = 1;  // of the row, by each thread, for the sample
   if constexpr (kValues > max_resident_values(kArch) ||
                 (kCommonSizes && max_cluster_size(kArch) < kMaxClusterSize)) {
     __trap();
@@ -66,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(0xffffffffu, ctx.warp, 0);
   StepState state = job.load_state_early(p, traits);
   __syncwarp();  // Otherwise the compiler would issue the loads of the state behind those of the row.
-  RowProbe<T, kProbes> probe(ctx, traits);
+  RowProbe<T> probe(ctx, traits);
   ClusterTile<T, kValues> tile(ctx, traits);
   int elements = p.width;
   tile.fetch(ctx, traits, elements, p.width);
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (2 * tile.groups_of(ctx, ctx.row.n) <= tile.groups_of(ctx, p.width)) {
     elements = ctx.row.n;
     tile.stage_in_second_area(ctx, traits);
-    probe.fetch_into(tile.behind(ctx, traits), ctx, traits);
+    probe.fetch(tile.behind(ctx, traits), ctx, traits);
     tile.fetch(ctx, traits, elements, p.width);
   }
   ptx::cluster_wait();  // The sample is on its way meanwhile.

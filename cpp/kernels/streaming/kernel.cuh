@@ -47,8 +47,7 @@ static_assert(kWarps * warp_span(longest_solo_row(Family::kStreaming) + 1, log2_
 
 static_assert(small_row::kSoloBytes <= fixed_bytes(0, kRingDepth) - fixed_bytes(0, 0));
 
-// `kProbes`: probes of the row by each thread, for the sample.
-template <typename T, int kProbes, Specialization kSpecialization>
+template <typename T, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, 1)
     streaming_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p) {
   if constexpr (!has_family(Family::kStreaming, kArch)) {
@@ -65,9 +64,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Shared& smem = *ctx.shared;
   StepState state = job.load_state_early(p, traits);
   __syncwarp();  // Otherwise the compiler would issue the loads of the state behind those of the sample.
-  // Second probes land in the candidate buffer, which is not used before the row is filtered.
-  uint4* const probes = reinterpret_cast<uint4*>(buffer_storage(ctx, traits));
-  RowProbe<T, kProbes> probe(ctx, traits, probes);
+  RowProbe<T> probe(ctx, traits);
   prefetch_row(ctx);
   job.load_state_late(p, traits, state);
   prepare_exchange(ctx);
@@ -86,7 +83,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   // In a row much shorter than its buffer, few of the probed positions lie in the row: they are chosen again.
-  if (ctx.row.n <= p.width >> 2) probe.fetch_into(probes + (kProbes - 1) * kThreads, ctx, traits);
+  // The candidate buffer is not used before the row is filtered.
+  if (ctx.row.n <= p.width >> 2)
+    probe.fetch(reinterpret_cast<uint4*>(buffer_storage(ctx, traits)), ctx, traits);
 
   const AsyncPipeline<T> pipeline = make_pipeline(ctx, traits);
   TileProducer<T> producer(pipeline);
