@@ -10,6 +10,7 @@ Key names follow ``tensorrt_llm.llmapi.llm_args`` of the releases from 1.2 to 1.
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -370,7 +371,10 @@ def _key_problems(source: str, data: Mapping[Any, Any], lines: Mapping[str, int]
     ]
     for section, model, content in levels:
         for key in (key for key in content if key not in model.model_fields):
-            if problem := _unknown_key(section, str(key), sorted(model.model_fields)):
+            problem: tuple[str, str] | None = "a text as key", ""
+            if isinstance(key, str):
+                problem = _unknown_key(section, key, sorted(model.model_fields))
+            if problem:
                 dotted = f"{section}.{key}" if section else str(key)
                 wanted, hint = problem
                 problems.append(Problem(source, dotted, wanted, "an unknown key", lines.get(dotted), hint))
@@ -396,11 +400,21 @@ def _fold(key: str) -> str:
     return key.lower().replace("-", "").replace("_", "")
 
 
+def _shown(value: Any) -> str:
+    """Write a value for a message; aliases may make it endless, and some integers are too long to write."""
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring, short.maxother = 2, MOST_SHOWN, MOST_SHOWN
+    try:
+        return short.repr(value)[:MOST_SHOWN]
+    except ValueError:
+        return f"a very large {type(value).__name__}"
+
+
 def _field_problem(source: str, detail: Any, lines: Mapping[str, int]) -> Problem:
     """Turn one pydantic error into a problem."""
     key = ".".join(str(part) for part in detail["loc"])
     value = detail["input"]
-    got = str(value).lower() if isinstance(value, bool) else repr(value)[:MOST_SHOWN]
+    got = str(value).lower() if isinstance(value, bool) else _shown(value)
     wanted = detail["msg"].removeprefix("Input should be ")
     if detail["type"] == "value_error":  # the validators of our models write "wanted|got"
         wanted, _, got = str(detail["ctx"]["error"]).partition("|")

@@ -6,6 +6,8 @@ without constructor or state, so that their ``forward`` can take the place of an
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -68,12 +70,13 @@ def indexer_topk(scores: Tensor, lengths: Tensor | None, k: int) -> Tensor:
     if scores.dim() < 1:
         raise _DECODE.fail("scores", "one dimension or more", list(scores.shape))
     outer, width = scores.shape[:-1], scores.shape[-1]
+    count = math.prod(outer)  # numel() makes a plain integer of a symbolic one
     if lengths is None:
-        visible = torch.full((outer.numel(),), width, dtype=torch.int32, device=scores.device)
+        visible = torch.full((count,), width, dtype=torch.int32, device=scores.device)
     else:
         _DECODE.integers("lengths", lengths, scores, tuple(outer))
         visible = _narrow(lengths.reshape(-1), scores)
-    rows = _rows(scores.reshape(outer.numel(), width))
+    rows = _rows(scores.reshape(count, width))
     chosen = indexer_topk_decode(rows, visible, k)
     return chosen.reshape(*outer, chosen.shape[-1])
 

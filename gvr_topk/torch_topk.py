@@ -122,7 +122,7 @@ def topk(
     >>> topk(torch.tensor([0.5, 3.0, 1.0, 3.0]), 3).indices
     tensor([1, 3, 2])
     """
-    rows, k, dim = _checked(_TOPK, input, k, dim, low=0)
+    rows, k, dim = _checked(_TOPK, input, k, _TOPK.integer("dim", dim), low=0)
     largest, sorted = _TOPK.flag("largest", largest), _TOPK.flag("sorted", sorted)
     if index_dtype not in _INDEX_DTYPES:
         raise _TOPK.fail("index_dtype", "torch.int64 or torch.int32", repr(index_dtype))

@@ -253,10 +253,10 @@ def compiler() -> str | None:
     return found[1] if found else None
 
 
-MOST_STACK = {"sampling": 256, "prefill_slice": 48, "topk_logprobs": 16, "sampling_limits": 8, "streaming": 8}
+MOST_STACK = {"sampling": 256, "prefill_slice": 48, "topk_logprobs": 16, "sampling_limits": 8}
 """Bytes of stack per thread that the kernels of a folder may have: rare ways through a row are functions of
 their own, which get what they need by value. `prefill_slice` spills a few registers once for each row, around
-its merge, and the general kernel of `streaming` lacks two on compute capability 10. Others have none."""
+its merge. Others have none."""
 
 
 def faults(uses: list[KernelUse]) -> list[str]:

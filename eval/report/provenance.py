@@ -155,11 +155,14 @@ def is_of_today(data: Mapping[str, Any]) -> bool:
 
 
 def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) -> str:
-    """Sentences on figures, by file and commit, whose kernels are not today's; empty if all are."""
-    files: dict[str, list[str]] = {}
+    """Sentences on figures, by file and commit, whose kernels are not today's; empty if all are.
+
+    Files that differ in a number alone have one name, with a star in its place.
+    """
+    files: dict[str, set[str]] = {}
     for file, commits in quoted.items():
         for commit in commits:
-            files.setdefault(commit, []).append(f"`{file}`")
+            files.setdefault(commit, set()).add("`" + re.sub(r"_\d+\.", "_*.", file) + "`")
     changed = {commit: sorted(names) for commit, names in sorted(files.items()) if changed_since(commit)}
     same = with_code_of_today(changed)
     said = []

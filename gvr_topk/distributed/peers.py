@@ -113,11 +113,10 @@ class Peers:
         self, rank: int, addresses: Sequence[int], device: torch.device, timeout_s: float, owner: Any = None
     ) -> None:
         self.rank, self.timeout_s, self._owner = rank, timeout_s, owner
-        self._inboxes = torch.tensor(addresses, dtype=torch.int64)
+        self._inboxes = torch.tensor(addresses, dtype=torch.int64, device="cpu")
         self._progress = torch.zeros(PEER_CTAS, dtype=torch.int32, device=device)
-        self._told = torch.zeros(
-            (len(addresses) + 1, HEADER_WORDS), dtype=torch.int64, pin_memory=device.type == "cuda"
-        )
+        shape, is_cuda = (len(addresses) + 1, HEADER_WORDS), device.type == "cuda"
+        self._told = torch.zeros(shape, dtype=torch.int64, device="cpu", pin_memory=is_cuda)
 
     def heard(self) -> tuple[list[list[int]], str]:
         """Return headers that differ, if any, of all ranks; and an error if a rank was not heard of."""

@@ -114,10 +114,11 @@ class Shards:
         self._seen = torch.zeros((self.world, HEADER_WORDS), dtype=torch.int64, device=device)
         self.device = self._seen.device
         self._late = self._seen.is_cuda  # whether the host hears of it in a later call
-        self._told = torch.zeros((self.world, HEADER_WORDS), dtype=torch.int64, pin_memory=self._late)
-        if not 0 < timeout_s * 1e9 < MAX_TIMEOUT_NS:
+        shape = self.world, HEADER_WORDS
+        self._told = torch.zeros(shape, dtype=torch.int64, device="cpu", pin_memory=self._late)
+        if type(timeout_s) not in (int, float) or not 0 < timeout_s * 1e9 < MAX_TIMEOUT_NS:
             most = MAX_TIMEOUT_NS // 10**9
-            raise CHECKS.fail("timeout_s", f"more than 0 and less than {most} seconds", timeout_s)
+            raise CHECKS.fail("timeout_s", f"more than 0 and less than {most} seconds", repr(timeout_s))
         self.peers: Peers | None = None
         if CHECKS.flag("peer_memory", peer_memory) and self._late:
             self.peers = connect(self.group, self.device, timeout_s, self.exchange)
@@ -205,7 +206,7 @@ class Shards:
             # By itself, because records of different sizes end the process in gloo.
             self._told = self.exchange(head[None])[:, 0]
             self.check()
-            return self.exchange(records), torch.ones((), dtype=torch.bool)
+            return self.exchange(records), torch.ones((), dtype=torch.bool, device=records.device)
         first = torch.nn.functional.pad(head, (0, records.shape[1] - len(head)))
         gathered = self.exchange(torch.cat((first[None], records)))
         heads = gathered[:, 0, : len(head)]

@@ -322,9 +322,9 @@ def _sample(ranked: Tensor, number: Tensor) -> Tensor:
 
 def _gathered(shards: Shards, positions: Tensor) -> Tensor:
     """Merge the parts of all ranks, which ascend and end in -1."""
-    rows, k = positions.shape
+    k = positions.shape[1]
     parts = shards.exchange(torch.where(positions >= 0, positions, _NO_POSITION))
-    merged = torch.sort(parts.transpose(0, 1).reshape(rows, -1), dim=1).values[:, :k]
+    merged = torch.sort(parts.transpose(0, 1).flatten(1), dim=1).values[:, :k]
     return torch.where(merged == _NO_POSITION, -1, merged)
 
 

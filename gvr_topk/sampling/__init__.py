@@ -26,6 +26,7 @@ from gvr_topk.sampling.arguments import (
     TOPK_LOGPROBS,
     VERIFY,
     ApplyLimitsArguments,
+    Fed,
     Flag,
     LogprobMode,
     Noise,
@@ -256,9 +257,15 @@ def verify(
     tensor([3, 1], dtype=torch.int32)
     """
     num_drafts = VERIFY.integer("num_drafts", num_drafts, 0, MAX_ROWS)
-    drawn = sample(logits, **parameters)
+    SAMPLE.rows(logits)
+    rows = logits.shape[0]
+    given = {name: parameters[name] for name in Fed._fields if parameters.get(name) is not None}
+    drawn = given.get("out")
+    if drawn is None:
+        drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    SAMPLE.dense("out", drawn)
     if starts is None:
-        requests = drawn.shape[0] // (1 + num_drafts)
+        requests = rows // (1 + num_drafts)
     else:
         VERIFY.dense("starts", starts)
         requests = max(starts.numel() - 1, 0)
@@ -266,7 +273,13 @@ def verify(
         torch.empty((requests, 1 + num_drafts), dtype=drawn.dtype, device=drawn.device),
         torch.empty(requests, dtype=torch.int32, device=drawn.device),
     )
-    launch(VerifyArguments(drawn, draft_tokens, starts, *results))
+    arguments = VerifyArguments(drawn, draft_tokens, starts, *results)
+    if given:  # Nothing of the caller's is written before all is checked.
+        SAMPLE.ids("out", drawn, logits, (rows,))
+        check_verify(arguments)
+        VERIFY.memory(Fed(draft_tokens, starts, **{**given, "out": drawn}))
+    sample(logits, **{**parameters, "out": drawn})
+    launch(arguments)
     return results
 
 

@@ -118,6 +118,21 @@ class VerifyArguments(NamedTuple):
     lengths: Output
 
 
+class Fed(NamedTuple):
+    """What `verify` reads behind a draw, and what the draw writes."""
+
+    draft_tokens: Tensor
+    starts: Tensor | None
+    out: Output
+    logprobs: Output | None = None
+    ranks: Output | None = None
+    kept: Output | None = None
+    counts: Output | None = None
+    kept_logprobs: Output | None = None
+    limits: Output | None = None
+    flags: Output | None = None
+
+
 class ApplyLimitsArguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.apply_limits_``, in the order of its schema."""
 
@@ -162,6 +177,8 @@ class SamplingChecks(Checks):
         """Convert a parameter to the nearest fp32 number."""
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             raise self.fail(name, "a number or a tensor", repr(value))
+        if torch.compiler.is_compiling():  # NumPy cannot be traced, and the op rounds as well
+            return float(value)
         with np.errstate(over="ignore"):
             return float(np.float32(value))
 

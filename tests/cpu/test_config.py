@@ -200,6 +200,8 @@ TWICE = "wanted each key once, got it again (first on line 3)"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("on: 1", ": True: wanted a text as key, got an unknown key"),
+        ("1: 2", ":1: 1: wanted a text as key, got an unknown key"),
         ("gvr_topk: {zzz: 1}", f":1: gvr_topk.zzz: wanted one of {OURS}, got an unknown key"),
         (
             f"{SPARSE}:\n  algorithm: dsa\n  index_topk: 5\n  index_topk: 2\n",

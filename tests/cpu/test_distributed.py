@@ -409,6 +409,7 @@ WRONG_SHARDS = {
     "interleave": ({"ownership": 0}, "ownership: wanted 1 to 2097152, got 0"),
     "device": ({"device": "nowhere"}, "device: wanted a torch.device or the name of one, got 'nowhere'"),
     "record": ({"record": 3}, "record: wanted 4 to 2097152, got 3"),
+    "timeout_s": ({"timeout_s": "3"}, "timeout_s: wanted more than 0 and less than 86400 seconds, got '3'"),
 }
 
 
@@ -417,6 +418,21 @@ def test_wrong_shards(which: str) -> None:
     wrong, said = WRONG_SHARDS[which]
     for error in shard_ranks.in_threads(2, lambda group: Shards(**{"group": group, **wrong})):
         assert isinstance(error, ValueError) and str(error) == f"gvr_topk.Shards: {said}"
+
+
+def test_no_rows_and_another_default_device() -> None:
+    def work(group: dist.ProcessGroup) -> Any:
+        with torch.device("meta"):
+            shards = Shards(group)
+            got = sharded_topk(ROWS, LENGTHS, 4, shards=shards, gather=True)
+            address = peers.Peers(0, [1, 2], torch.device("cpu"), 1.0)._inboxes
+            none = sharded_topk(ROWS[:0], LENGTHS[:0], 4, shards=shards, gather=True)
+        return got.positions.tolist(), str(address.device), list(none.positions.shape)
+
+    wanted = shard_ranks.in_threads(
+        2, lambda group: sharded_topk(ROWS, LENGTHS, 4, shards=Shards(group), gather=True).positions.tolist()
+    )
+    assert shard_ranks.in_threads(2, work) == [(each, "cpu", [0, 4]) for each in wanted]
 
 
 def test_shards_know_their_ranks() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gvr_topk.constants import StatsColumn
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations._kit import counters as counters_module
+from gvr_topk.integrations.tensorrt_llm import hook as layer_hook
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -136,6 +138,20 @@ def test_a_write_is_due_when_the_interval_has_passed(monkeypatch, tmp_path):
         monkeypatch.setattr(counters_module.time, "monotonic", lambda now=now: now)
         counters.write_if_due("FOLDER", print)
     assert len(texts) == 2
+
+
+def test_the_metrics_file_comes_again_with_its_folder_and_behind_an_error(engine, monkeypatch, tmp_path):
+    folder = tmp_path / "metrics"
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_METRICS_DIR", str(folder))
+    monkeypatch.setattr(counters_module, "WRITE_INTERVAL", 0.0)
+    request = Request(1, 30, 99, seed=1, done=60)
+    engine.step([], [request])
+    shutil.rmtree(folder)
+    monkeypatch.setattr(layer_hook, "indexer_topk_decode", lambda *args, **kwargs: 1 / 0)
+    for _ in range(3):
+        engine.step([], [request])
+    (file,) = folder.iterdir()
+    assert samples(file.read_text())["gvr_topk_calls_total", "original", "error: ZeroDivisionError"] >= 2
 
 
 @pytest.mark.parametrize("folder", [None, ""])

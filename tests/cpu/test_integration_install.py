@@ -28,7 +28,8 @@ from engine import (
     tree_of,
 )
 from integration_setup import VARIABLES, lines_of, running
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 import gvr_topk_autoload
 from gvr_topk.config import GvrTopkConfig
@@ -36,6 +37,7 @@ from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.transaction import Transaction
+from gvr_topk.integrations.tensorrt_llm import plugin
 from gvr_topk.integrations.tensorrt_llm.inspection import inspect_engine, root_of_engine
 from gvr_topk.integrations.tensorrt_llm.selection import DecodeOp
 
@@ -409,6 +411,37 @@ def test_an_op_that_never_comes_or_does_not_fit_is_refused_at_the_first_step(mon
         (line,) = lines_of("warning")
         assert "refused" in line and "indexer_topk_decode" in line and "int rows" not in line
         assert dsa.DSAtrtllmAttentionMetadata.prepare is original and not integration.installed()
+
+
+def test_a_late_op_that_cannot_be_inspected_is_refused(monkeypatch):
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
+    with fake_package("trtllm_1_2", late_ops=True):
+        gvr_topk_autoload.install(integration.module_loaded)
+        dsa = load_dsa()
+        sys.modules["fake_base"].load_ops()
+        monkeypatch.setattr(plugin, "check_live", lambda *args: args.default)
+        Engine(dsa).step([], running(1, done=40))
+        (line,) = lines_of("warning")
+        assert "refused" in line and "AttributeError" in line and not integration.installed()
+
+
+def test_models_of_theirs_may_contain_themselves():
+    with fake_package("trtllm_1_2"):
+        model = type("Node", (BaseModel,), {"__module__": "tensorrt_llm.serve", "__annotations__": {}})
+        model.model_fields["kids"] = FieldInfo(annotation=list[model])
+        integration.install()
+        assert parse(YAML).sparse_attention_config.enable_heuristic_topk
+
+
+def test_uninstalling_restores_what_workers_are_told(shape, monkeypatch):
+    monkeypatch.setenv("GVR_TOPK_DISABLE", "1")
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", "force")
+    integration.install()
+    load_llm_args()
+    parse(YAML)
+    assert os.environ["TRTLLM_GVR_TOPK"] == "0"
+    integration.uninstall()
+    assert os.environ["TRTLLM_GVR_TOPK"] == "force"
 
 
 def test_switched_off(shape, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -82,6 +83,12 @@ def test_an_entry_takes_its_own_signature_and_later_additions_only(entry: dict, 
     assert finding.good == (names[: len(wanted)] == wanted)
     assert compare(shape.indexer_call, [*wanted, "new"], wanted).good
     assert not compare(shape.indexer_call, [*wanted, "new"], [*wanted, "new"]).good
+
+
+def test_some_entries_take_no_additions() -> None:
+    point = replace(SHAPES[0].indexer_call, more="none")
+    wanted = list(SHAPES[0].indexer)
+    assert compare(point, wanted, wanted).good and not compare(point, [*wanted, "new"], wanted).good
 
 
 def test_the_key_is_theirs_from_the_package_on() -> None:

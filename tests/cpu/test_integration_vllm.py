@@ -22,6 +22,7 @@ from gvr_topk import policy
 from gvr_topk.constants import STATE_UNKNOWN, STATE_VALUE_ONLY
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
+from gvr_topk.integrations._kit import counters as counters_module
 from gvr_topk.integrations._kit import engine as engine_module
 from gvr_topk.integrations._kit.engine import Engine
 from gvr_topk.integrations.vllm import backend, plugin
@@ -832,6 +833,33 @@ def test_metrics_that_cannot_be_kept_cost_nothing_else(log, monkeypatch, tmp_pat
     assert "no metric in vLLM's registry: taken" in log[0]
     assert any("no metrics file: NotADirectoryError" in line for line in log)
     assert calls() == {(OURS, "hint"): 2}
+
+
+def test_a_metric_whose_file_fails_is_given_up(log, monkeypatch):
+    """Several API servers share files, and a folder may go or be full while calls are served."""
+    integration.register()
+
+    def no_file(*labels):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(plugin._integration.metrics._metric, "labels", no_file)
+    serve()
+    assert calls() == {(OURS, "hint"): 2}
+    (line,) = [line for line in log if "no metric of calls from now on" in line]
+    assert line.endswith("OSError: no space left")
+
+
+def test_the_metrics_file_goes_on_behind_an_error(serving, monkeypatch, tmp_path):
+    monkeypatch.setenv("GVR_TOPK_VLLM_METRICS_DIR", str(tmp_path))
+    monkeypatch.setattr(counters_module, "WRITE_INTERVAL", 0.0)
+    runner = Runner()
+    request = runner.add("a", 300)
+    runner.step([request])
+    monkeypatch.setattr(hook_module, "indexer_topk_decode", lambda *args, **kwargs: fail(args))
+    for _ in range(3):
+        runner.step([request])
+    (file,) = tmp_path.glob("*.prom")
+    assert 'path="original",reason="error: RuntimeError"' in file.read_text()
 
 
 @pytest.fixture

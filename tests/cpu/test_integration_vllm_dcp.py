@@ -164,7 +164,7 @@ class Rank:
         self.group, self.lines = group, list[str]()
         self.rank, self.world_size, self.rank_in_group = group.rank(), group.size(), group.rank()
         self.turn, self.cpu_group = turn, group
-        self.metrics = CallMetrics()
+        self.metrics = CallMetrics(lambda level, line: None)
         self.hook = DcpHook(mode, self.metrics, lambda level, line: self.lines.append(f"{level} {line}"))
         self.here.rank = self
         self.merge = self.hook.wrap(importlib.import_module(INDEXER_MODULE)._merge_dcp_topk_global)

@@ -324,6 +324,13 @@ def test_ops_trace_and_have_correct_schemas() -> None:
         torch.library.opcheck(getattr(torch.ops.gvr_topk, name).default, tuple(arguments))
 
 
+def test_a_draw_with_numbers_is_traced_whole() -> None:
+    """Also with one that fp32 rounds."""
+    rows = torch.randn(3, 50)
+    draw = functools.partial(sample, top_k=3, temperature=0.7000000001, seeds=1, positions=0)
+    assert torch.equal(torch.compile(draw, fullgraph=True, backend="aot_eager")(rows), draw(rows))
+
+
 def test_a_mask_of_each_row() -> None:
     logits = torch.tensor([[1.0, 2.0, NAN], [1.0, 2.0, 3.0], [NAN, NAN, -INF]])
     allow = torch.tensor([[0b011], [0b000], [0b010]], dtype=torch.int32)

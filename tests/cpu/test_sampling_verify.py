@@ -278,6 +278,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("starts", DRAFTS[0].int(), "shape [1], got []"),
     ("starts", DRAFTS[:0].int(), "shape [1], got [0]"),
     ("starts", [0, 6], "a Tensor, got list"),
+    ("out", DRAFTS, "memory of its own, got memory shared with draft_tokens"),
 ]
 
 
@@ -288,6 +289,15 @@ def test_wrong_arguments(name: str, value: Any, message: str) -> None:
         call["draft_tokens"] = DRAFTS[:5]
     with pytest.raises(ValueError, match=f"^gvr_topk.verify: {name}: wanted {re.escape(message)}$"):
         verify(**call, seeds=0, positions=0)
+
+
+def test_nothing_is_written_where_an_argument_is_wrong() -> None:
+    starts = torch.tensor([0, 3, 6, 0, 0, 0], dtype=torch.int32)
+    before = starts.clone()
+    for wrong in ({"draft_tokens": DRAFTS[:2]}, {"draft_tokens": DRAFTS, "starts": starts[:3]}):
+        with pytest.raises(ValueError, match="wanted"):
+            verify(LOGITS, num_drafts=2, **wrong, counts=starts, seeds=0, positions=0)
+        assert torch.equal(starts, before)
 
 
 def test_logits_and_parameters_are_checked_as_those_of_sample() -> None:

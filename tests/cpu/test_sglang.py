@@ -344,6 +344,20 @@ class TestLeftToSGLang:
         assert first == "fast_topk_v2 left to SGLang: scores of torch.float64 with strides (96, 1)"
         assert second == "fast_topk_v2 left to SGLang: scores of torch.float32 with strides (96, 2)"
 
+    def test_memory_that_ends_is_told_once(self, sglang: SGLang, lines: Any, monkeypatch: Any) -> None:
+        """Although each error names other numbers of bytes."""
+        sizes = iter(range(9))
+
+        def fail(*args: Any, **options: Any) -> None:
+            raise torch.OutOfMemoryError(f"{next(sizes)} MiB are free")
+
+        monkeypatch.setattr(transforms, "indexer_topk_decode", fail)
+        sglang.load()
+        for _ in range(3):
+            sglang.kernel.fast_topk_v2(scores(2), lengths_of([9, WIDTH]), K)
+        assert CALLS == {"fast_topk_v2": 3}
+        assert lines("memory ends") == ["fast_topk_v2 left to SGLang where memory ends"]
+
     def test_an_error_switches_one_function_off(self, sglang: SGLang, lines: Any, monkeypatch: Any) -> None:
         sglang.load()
         score, lengths = scores(2), lengths_of([9, WIDTH])

@@ -235,6 +235,7 @@ VALUES, INDICES = torch.zeros(3, 5), torch.zeros(3, 5, dtype=torch.int64)
         (lambda: topk(ROWS, 1.5), "topk: k: wanted an integer, got 1.5"),
         (lambda: topk(ROWS[0, 0], 0), "topk: k: wanted 1 to 1, got 0"),
         (lambda: topk(ROWS, 1, 1.0), "topk: dim: wanted an integer, got 1.0"),
+        (lambda: topk(ROWS, 1, None), "topk: dim: wanted an integer, got None"),
         (lambda: topk(ROWS, 1, largest=1), "topk: largest: wanted true or false, got 1"),
         (lambda: topk(ROWS, 1, sorted="no"), "topk: sorted: wanted true or false, got 'no'"),
         (lambda: topk(ROWS, 1, index_dtype=torch.int16), f"{DTYPE} or torch.int32, got torch.int16"),
@@ -350,6 +351,17 @@ def test_torch_topk_keeps_the_calls_that_are_not_served(backend: list[tuple[int,
     with pytest.raises(IndexError, match="Dimension out of range"):
         torch.topk(TIED, 1, 1)
     assert backend == []
+
+
+def test_a_batch_of_any_size_is_exported() -> None:
+    class Chosen(torch.nn.Module):
+        def forward(self, rows: Tensor) -> Tensor:
+            return topk(rows, 2).indices
+
+    sizes = ({0: torch.export.Dim("batch", max=1 << 20)},)
+    exported = torch.export.export(Chosen(), (torch.randn(3, 7),), dynamic_shapes=sizes)
+    rows = torch.randn(5, 7)
+    assert torch.equal(exported.module()(rows), topk(rows, 2).indices)
 
 
 def test_torch_topk_when_served_has_gradients_and_compiles(backend: list[tuple[int, ...]]) -> None:

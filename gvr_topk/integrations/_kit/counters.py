@@ -127,8 +127,8 @@ def metrics_file(folder: Path) -> Path:
     several hosts or containers may share a folder and have the same id.
     """
     key = os.getpid(), folder
+    folder.mkdir(parents=True, exist_ok=True)
     if key not in _files:
-        folder.mkdir(parents=True, exist_ok=True)
         started = time.time_ns() // 1_000_000
         file = _files[key] = folder / f"gvr_topk_{platform.node()}_{key[0]}_{started}.prom"
         # Unlike atexit, this also runs at the end of a process that multiprocessing has forked.

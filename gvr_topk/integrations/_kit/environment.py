@@ -160,11 +160,6 @@ def publish(enable: bool | None = None, options: Mapping[str, Any] | None = None
         withdraw()
 
 
-def switch_workers_off() -> None:
-    """Let workers be off, too: ``GVR_TOPK_DISABLE`` does not reach them, but our keys do."""
-    os.environ[ENABLE_TRTLLM] = Mode.OFF.value
-
-
 def withdraw() -> None:
     """Withdraw what was published."""
     os.environ.pop(YAML, None)

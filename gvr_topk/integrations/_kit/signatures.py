@@ -32,8 +32,8 @@ class PatchPoint:
     """Names that must be there: leading parameters, arguments or attributes. ``a|b`` means either."""
     action: str  # what the integration does with it
     submodule: str = ""  # inside `module`, holds the source, if `module` is a package that re-exports it
-    more: Literal["optional", "any", "anywhere"] = "optional"
-    """What else a method may take: parameters with a default, any, or the expected ones at any position."""
+    more: Literal["optional", "any", "anywhere", "none"] = "optional"
+    """What else a method may take: parameters with a default, any, the expected ones anywhere, or none."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ def compare(point: PatchPoint, names: list[str], required: Iterable[str]) -> Fin
     if point.more == "anywhere":
         fits = set(wanted) <= set(names)
     else:
-        rest = set(names[len(wanted) :]) & set(required) if point.more == "optional" else ()
+        rest = set(names[len(wanted) :]) if point.more != "any" else set()
+        rest &= set(names if point.more == "none" else required)
         fits = names[: len(wanted)] == wanted and not rest
     if fits:
         return Finding(point, "ok")

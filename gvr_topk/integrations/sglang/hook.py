@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gvr_topk.integrations._kit.log import Say, one_line
+from gvr_topk.integrations._kit.log import Say
 from gvr_topk.integrations._kit.switch import Switch
 from gvr_topk.integrations._kit.verify import Selected, Verifier
 from gvr_topk.integrations.sglang.points import ENGINE
@@ -45,8 +45,8 @@ def around(
                     verifier.check(name, lambda: original(*args, **kwargs), *served.selected)
             except NotServedError as reason:
                 say("info", f"{name} left to SGLang: {reason}")
-            except torch.OutOfMemoryError as error:  # SGLang rehearses calls to see whether they fit
-                say("warning", f"{name} left to SGLang where memory ends: {one_line(error)}")
+            except torch.OutOfMemoryError:  # SGLang rehearses calls to see whether they fit
+                say("warning", f"{name} left to SGLang where memory ends")
             except Exception as error:
                 switch.fail(error)
             else:

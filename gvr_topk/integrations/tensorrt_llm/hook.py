@@ -259,28 +259,30 @@ class LayerHook:
         )
 
     def _after_prepare(self, metadata: Any) -> None:
-        manager = getattr(metadata, "kv_cache_manager", None)
-        if manager is None or self._off:
-            return
         if self._has_gpu is None:
             self._has_gpu = torch.cuda.is_available()
         if self._has_gpu and torch.cuda.is_current_stream_capturing():
             return
         self._capturing = False
+        manager = getattr(metadata, "kv_cache_manager", None)
         try:
-            state = self._states.get(manager)
-            if state is None:
-                state = self._states[manager] = self._open_manager(metadata, manager)
-            self._prepared = weakref.ref(metadata), state
-            if isinstance(state, HintState):
-                state.update(metadata, self.counters)
-                if state.waited and not state.announced:
-                    # A log without any line looks like a missing wheel.
-                    what = f"no row is longer than index_topk = {state.k} so far"
-                    self._say("info", f"waiting: {what}, and TensorRT-LLM selects nothing in such rows")
-                self.counters.write_if_due(environment.METRICS_DIR_TRTLLM, self._say)
+            if manager is not None and not self._off:
+                self._prepare(metadata, manager)
+            self.counters.write_if_due(environment.METRICS_DIR_TRTLLM, self._say)
         except Exception as error:  # an engine must not fail because of a hint
             self._fail("refused", error)
+
+    def _prepare(self, metadata: Any, manager: Any) -> None:
+        state = self._states.get(manager)
+        if state is None:
+            state = self._states[manager] = self._open_manager(metadata, manager)
+        self._prepared = weakref.ref(metadata), state
+        if isinstance(state, HintState):
+            state.update(metadata, self.counters)
+            if state.waited and not state.announced:
+                # A log without any line looks like a missing wheel.
+                what = f"no row is longer than index_topk = {state.k} so far"
+                self._say("info", f"waiting: {what}, and TensorRT-LLM selects nothing in such rows")
 
     def _open_manager(self, metadata: Any, manager: Any) -> HintState | NotServed:
         mode = environment.mode()

@@ -16,7 +16,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from copy import copy
-from graphlib import TopologicalSorter
 from types import ModuleType
 from typing import Annotated, Any
 
@@ -108,7 +107,18 @@ def _containing(*models: type[BaseModel]) -> list[type[BaseModel]]:
         if model.__module__.split(".")[0] == models[0].__module__.split(".")[0]
     }
     touched = set(models)
-    order = [model for model in TopologicalSorter(graph).static_order() if model in graph]
+    order: list[type[BaseModel]] = []
+    seen: set[type[BaseModel]] = set()
+
+    def visit(model: type[BaseModel]) -> None:  # no sorter: models may contain themselves
+        if model in graph and model not in seen:
+            seen.add(model)
+            for inner in graph[model]:
+                visit(inner)
+            order.append(model)
+
+    for model in graph:
+        visit(model)
     for model in order:
         if graph[model] & touched:
             touched.add(model)

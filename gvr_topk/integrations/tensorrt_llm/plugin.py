@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import site
 import sys
 from collections.abc import Mapping
@@ -114,8 +115,8 @@ class _Integration:
         if not reason:
             environment.publish(enable, options)
         elif enable:
-            if environment.disabled():
-                environment.switch_workers_off()
+            if environment.disabled():  # which does not reach workers, but our keys do
+                self.keys.set_item(os.environ, environment.ENABLE_TRTLLM, Mode.OFF.value)
             self.say("warning", f"ignored: sparse_attention_config.{SWITCH}: {reason}")
 
     def _connect_layers(self, module: ModuleType) -> None:
@@ -186,6 +187,8 @@ class _Integration:
             self._replace_op(shape, module, hook)
         except PatchRefused as error:
             self._refuse(str(error))
+        except Exception as error:  # the op of another version may be anything
+            self._refuse(refusal(version(), _failure(shape.op, error)))
 
     def _refuse(self, reason: str) -> None:
         self.refused = reason

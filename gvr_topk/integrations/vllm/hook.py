@@ -194,18 +194,20 @@ class LayerHook:
             self._local.layer = name
 
     def _after_build(self, builder: Any, common: Any, metadata: Any) -> None:
-        if self._switch.failed or self._stateless:
-            return
         try:
-            if builder not in self._states:
-                self._states[builder] = self._open(builder, common, metadata)
-            requests = self._states[builder]
-            if requests is not None and not capturing(requests.slots.device):
-                setattr(metadata, ATTRIBUTE, requests.update(common, metadata, self._metrics.counters))
+            if not self._switch.failed and not self._stateless:
+                self._prepare(builder, common, metadata)
         except Exception as error:  # the op runs without state
             self._stateless = True
             self._say("warning", f"without state from now on: {one_line(error)}")
         self._metrics.counters.write_if_due(METRICS_DIR_VLLM, self._say)
+
+    def _prepare(self, builder: Any, common: Any, metadata: Any) -> None:
+        if builder not in self._states:
+            self._states[builder] = self._open(builder, common, metadata)
+        requests = self._states[builder]
+        if requests is not None and not capturing(requests.slots.device):
+            setattr(metadata, ATTRIBUTE, requests.update(common, metadata, self._metrics.counters))
 
     def _open(self, builder: Any, common: Any, metadata: Any) -> RequestStates | None:
         for point, instance in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gvr_topk.integrations._kit.counters import CALLS, Counters
+from gvr_topk.integrations._kit.log import Say, one_line
 
 
 class CallMetrics:
@@ -14,8 +15,9 @@ class CallMetrics:
     of ``PROMETHEUS_MULTIPROC_DIR``, which engine processes share; without them it is in this process alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, say: Say) -> None:
         self.counters = Counters()
+        self._say = say
         self._metric: Any = None
         self._children: dict[tuple[str, str], Any] = {}
 
@@ -39,7 +41,12 @@ class CallMetrics:
         """Count one call, eager or captured."""
         key = path, reason
         self.counters.count(path, reason)
-        if self._metric is not None:
+        if self._metric is None:
+            return
+        try:
             if key not in self._children:
                 self._children[key] = self._metric.labels(*key)
             self._children[key].inc()
+        except (OSError, ValueError) as error:  # an engine must not fail because of a file
+            self.close()
+            self._say("warning", f"no metric of calls from now on: {one_line(error)}")

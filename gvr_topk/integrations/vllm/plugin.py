@@ -83,14 +83,14 @@ class _Integration:
     """State of this process."""
 
     def __init__(self) -> None:
+        self.say = LogOnce(ENGINE.name, ENGINE.version, lambda: logging.getLogger(LOGGER))
         self.patches = Transaction()
-        self.metrics = CallMetrics()
+        self.metrics = CallMetrics(self.say)
         self.hook: LayerHook | None = None
         self.asked_for: dict[PatchPoint, Callable[..., Any]] = {}
         self.started = False
         self.refused = ""
         self.connected: set[str] = set()
-        self.say = LogOnce(ENGINE.name, ENGINE.version, lambda: logging.getLogger(LOGGER))
 
     def start(self) -> None:
         if self.started:

@@ -48,6 +48,7 @@ TOP_K = PatchPoint(
     TOP_K_MODULE,
     ("self", "logits", "seq_lens", "next_n", "topk_indices", "topk_tokens", "max_seq_len"),
     "wrapped: runs our op; the original stays as the fallback",
+    more="none",
 )
 PREFILL = PatchPoint(
     "torch.ops._C.top_k_per_row_prefill",
@@ -55,6 +56,7 @@ PREFILL = PatchPoint(
     INDEXER_MODULE,
     ("logits", "rowStarts", "rowEnds", "indices", "numRows", "stride0", "stride1", "topK"),
     "replaced: runs our op for each chunk of prompts; the original stays as the fallback",
+    more="none",
 )
 BUILD = PatchPoint(
     "DeepseekV32IndexerMetadataBuilder.build",
@@ -103,6 +105,7 @@ SCORES = PatchPoint(
     "vllm.utils.deep_gemm",
     ("q", "kv", "weights", "cu_seqlen_ks", "cu_seqlen_ke", "max_seqlen_k"),
     f"with {ENABLE_SLICES}=1 wrapped where {INDEXER_MODULE} calls it: scores those chunks in slices",
+    more="none",
 )
 MERGE = PatchPoint(
     "_merge_dcp_topk_global",
