@@ -83,7 +83,7 @@ def topk(
     input : Tensor, any shape and strides, of a dtype of `TOPK_DTYPES`
         Without dimensions, it counts as one of one element.
     k : int
-        Items, 0 to the size of the dimension.
+        Items, 0 to the size of the dimension; 1 where there is none.
     dim : int, default -1
     largest : bool, default True
         If false, the `k` smallest. What the op serves is then mapped first, by six elementwise operations on

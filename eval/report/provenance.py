@@ -155,14 +155,11 @@ def is_of_today(data: Mapping[str, Any]) -> bool:
 
 
 def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) -> str:
-    """Sentences on figures, by file and commit, whose kernels are not today's; empty if all are.
-
-    Files that differ in a number alone have one name, with a star in its place.
-    """
+    """Sentences on figures, by file (a star for numbers) and commit, whose kernels are not today's, if any."""
     files: dict[str, set[str]] = {}
     for file, commits in quoted.items():
         for commit in commits:
-            files.setdefault(commit, set()).add("`" + re.sub(r"_\d+\.", "_*.", file) + "`")
+            files.setdefault(commit, set()).add("`" + re.sub(r"(_\d+)+\.", "_*.", file) + "`")
     changed = {commit: sorted(names) for commit, names in sorted(files.items()) if changed_since(commit)}
     same = with_code_of_today(changed)
     said = []

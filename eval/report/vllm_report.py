@@ -22,8 +22,9 @@ from eval.engines.vllm_sampler import (
     WRONG_TOKEN,
     why_of,
 )
+from eval.engines.vllm_trial import prefill_times
 from eval.report.pages import listed, render, shown
-from eval.report.provenance import Files, Results, device_of, is_of_today, older_kernels, refuse_if, source_of
+from eval.report.provenance import Files, Results, commits_of, device_of, older_kernels, refuse_if, source_of
 
 MODES = {"stock": "vLLM's", "ours": "this package"}
 GRAPHS = {"eager": "eager", "full": "FULL graphs"}
@@ -241,11 +242,12 @@ def _engines_compared(trials: Iterable[Data]) -> list[tuple[str, Data, dict[str,
 
 
 def total_compared(files: Results) -> dict[str, Any] | None:
-    """What engines of one GPU compared, with today's kernels if any did: counts and ``source``."""
-    today = files.of_one_gpu(TRIALS, lambda data: _has_compared(data) and is_of_today(data))
-    trials = _sound(files.quote(today or files.of_one_gpu(TRIALS, _has_compared)))
-    if not trials:
+    """What engines of one GPU compared at the commit that ran last: counts and ``source``."""
+    found = files.of_one_gpu(TRIALS, _has_compared)
+    if not found:
         return None
+    last = commits_of(max(found.values(), key=lambda data: str(data["machine"].get("date"))))
+    trials = _sound(files.quote({name: data for name, data in found.items() if commits_of(data) == last}))
     counts = [count for _, _, count in _engines_compared(trials.values())]
     named = {"decode": "rows", "prefill": "prefill_rows", "seen": "prefill_rows_seen", "differ": "differ"}
     total = {name: sum(count[what] for count in counts) for name, what in named.items()}
@@ -291,7 +293,7 @@ def _cases(trial: Data) -> Iterator[tuple[tuple[int, int], str, dict[str, Any]]]
                 "gpu_ms": profile["gpu_us_per_step"] / 1000 if profile.get("gpu_us_per_step") else None,
             }
             yield (case["length"], case["batch"]), engine["mode"], figures
-    for case in trial.get("prefill") or ():
+    for case in prefill_times(trial["engines"]):
         for mode in MODES:
             yield (case["length"], case["batch"]), mode, {"prefill_ms": case[f"{mode}_us"] / 1000}
 
@@ -317,7 +319,7 @@ def in_engine(files: Results) -> dict[str, Any] | None:
                 for part, what, digits, unit in (
                     ("topk_us", "a decode top-k", 1, "us"),
                     ("step_ms", "a whole step", 2, "ms"),
-                    ("prefill_ms", "the top-k of all prefill", 2, "ms"),
+                    ("prefill_ms", "the top-k of all prefill (by medians)", 2, "ms"),
                 )
                 if all(modes[mode].get(part) is not None for mode in MODES)
             ]
@@ -360,7 +362,7 @@ def times(trial: Data) -> dict[str, Any]:
                 f"{case['rows']:,}",
                 *(shown(case[f"{mode}_us"] / 1000, 2) for mode in MODES),
             )
-            for case in trial.get("prefill") or ()
+            for case in prefill_times(trial["engines"])
         ],
     }
 

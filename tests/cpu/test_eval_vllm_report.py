@@ -70,6 +70,12 @@ def test_rows_of_all_gpus_stand_in_one_table_and_those_of_one_are_summed(tmp_pat
     assert "NVIDIA H200, commit abc1234; OTHER, commit abc1234 (`vllm_trial_*.json`)" in said
     total = total_compared(Results(tmp_path / "h1"))
     assert total is not None and total["decode"] == 7 and "OTHER" not in total["source"]
+    for name, (date, commit, rows) in {"c": ("2026", "def5678", 2), "d": ("2025", "aaa1234", 9)}.items():
+        machine = MACHINE | {"date": date, "commit": commit}
+        engine = _engine("cases", compared=compared | {"rows": rows})
+        _write(tmp_path / "h3", **{f"vllm_trial_{name}": _trial(engine, machine=machine)})
+    last = total_compared(Results(tmp_path / "h3"))
+    assert last is not None and last["decode"] == 2 and last["source"].endswith("commit def5678")
 
 
 def test_turns_of_both_samplers_are_averaged(tmp_path: Path) -> None:

@@ -315,8 +315,8 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
         log.write_text("" if spec["mode"] == STOCK else ON)
         served = [] if spec["mode"] == STOCK else ["prefill", "prefill slices"]
         calls = [{"path": "gvr_topk", "reason": reason, "count": 1} for reason in served]
-        shape = {"rows": 9, "width": 40, "calls": 2}
-        prefill = {"calls": 2, "rows": 18, "us": {STOCK: 9.0}.get(spec["mode"], 4.0), "shapes": [shape]}
+        shape = {"rows": 9, "width": 40, "calls": 2, "us_median": {STOCK: 4.5}.get(spec["mode"], 2.0)}
+        prefill = {"calls": 2, "rows": 18, "us": 99.0, "shapes": [shape]}
         case = {"length": 40, "batch": 1, "prefill": None if spec["mode"] == COMPARE else prefill}
         result = {**spec, "cases": [case], "churn": None, "calls": calls, "failures": []}
         Path(command[4]).write_text(
