@@ -155,7 +155,7 @@ def is_of_today(data: Mapping[str, Any]) -> bool:
 
 
 def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) -> str:
-    """Sentences on figures, by file (a star for numbers) and commit, whose kernels are not today's, if any."""
+    """Sentences on figures, by file (a star for numbers) and commit, whose kernels are not today's."""
     files: dict[str, set[str]] = {}
     for file, commits in quoted.items():
         for commit in commits:
