@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ DIRTY = "-dirty"
 COMMIT = re.compile(rf"(?<![0-9a-f,.])[0-9a-f]{{7,40}}(?:{DIRTY})?(?![0-9a-f,.]*[0-9a-f])")
 """A commit in a page's text. Figures of so many digits have commas."""
 
+_SERIAL = re.compile(r"((?:stress|fuzz)(?:_[a-z]+)?)_\d+\.")
 Files = dict[str, dict[str, Any]]
 Keep = Callable[[Mapping[str, Any]], bool]
 
@@ -155,12 +157,18 @@ def is_of_today(data: Mapping[str, Any]) -> bool:
 
 
 def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) -> str:
-    """Sentences on figures, by file (a star for numbers) and commit, whose kernels are not today's."""
-    files: dict[str, set[str]] = {}
+    """Sentences on figures, by file (serial ones counted) and commit, whose kernels are not today's."""
+    files: dict[str, Counter[str]] = {}
     for file, commits in quoted.items():
         for commit in commits:
-            files.setdefault(commit, set()).add("`" + re.sub(r"(_\d+)+\.", "_*.", file) + "`")
-    changed = {commit: sorted(names) for commit, names in sorted(files.items()) if changed_since(commit)}
+            files.setdefault(commit, Counter())[_SERIAL.sub(r"\1_*.", file)] += 1
+    changed = {
+        commit: sorted(
+            f"{count} of `{name}`" if "*" in name else f"`{name}`" for name, count in names.items()
+        )
+        for commit, names in sorted(files.items())
+        if changed_since(commit)
+    }
     same = with_code_of_today(changed)
     said = []
     for commits, what in (

@@ -310,8 +310,9 @@ def _by_case(trial: Data) -> dict[tuple[int, int], dict[str, dict[str, Any]]]:
 
 def in_engine(files: Results) -> dict[str, Any] | None:
     """Times of both kinds of top-k inside one engine, in sentences: ``version``, ``source`` and ``cases``."""
-    for name, trial in _sound(files.of_one_gpu(TRIALS, _has_times)).items():
-        told = []
+    trials = _sound(files.of_one_gpu(TRIALS, _has_times))
+    for name in sorted(trials, key=lambda name: str(trials[name]["machine"].get("date")), reverse=True):
+        trial, told = trials[name], []
         for (length, batch), modes in sorted(_by_case(trial).items(), key=lambda case: case[0][::-1]):
             figures = [
                 f"{what} takes {shown(modes['ours'][part], digits)} {unit} instead of "

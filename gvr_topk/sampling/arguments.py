@@ -174,10 +174,10 @@ class SamplingChecks(Checks):
             raise self.fail("logits", f"1 to {MAX_VOCABULARY} columns", logits.shape[1])
 
     def number(self, name: str, value: Any) -> float:
-        """Convert a parameter to the nearest fp32 number."""
+        """Convert a parameter to the nearest fp32 number, which the op does if the call is traced."""
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             raise self.fail(name, "a number or a tensor", repr(value))
-        if torch.compiler.is_compiling():  # NumPy cannot be traced, and the op rounds as well
+        if torch.compiler.is_compiling():  # NumPy cannot be traced
             return float(value)
         with np.errstate(over="ignore"):
             return float(np.float32(value))

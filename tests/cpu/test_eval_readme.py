@@ -66,19 +66,26 @@ class TestReadmeTable:
         assert ratio not in " ".join(readme.performance().split())
 
     def test_figures_of_older_kernels_are_said_to_be_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        quoted = {"a.json": ["new"], "b.json": ["old", "same"], "c_1.json": ["old"], "c_22.json": ["old"]}
+        quoted = {
+            "a.json": ["new"],
+            "b.json": ["old", "same"],
+            "fuzz_1.json": ["old"],
+            "fuzz_22.json": ["old"],
+        }
         monkeypatch.setattr(provenance, "changed_since", lambda commit: commit != "new")
         codes = {None: "today", "same": "today", "old": "before"}
         monkeypatch.setattr(provenance, "machine_code_of", codes.get)
         assert provenance.older_kernels(quoted) == (
             "The kernels have been rewritten since, with the same machine code (host code may "
             "differ): same (`b.json`). "
-            "The kernels have changed since these: old (`b.json`, `c_*.json`)."
+            "The kernels have changed since these: old (2 of `fuzz_*.json`, `b.json`)."
         )
         files = [{"machine": {"commit": commit}} for commit in ("new", "same", "old")]
         assert [provenance.is_of_today(data) for data in files] == [True, True, False]
         codes[None] = codes["same"] = codes["old"] = None  # type: ignore[assignment]
-        assert "changed since these: old (`b.json`, `c_*.json`); same" in provenance.older_kernels(quoted)
+        assert "changed since these: old (2 of `fuzz_*.json`, `b.json`); same" in provenance.older_kernels(
+            quoted
+        )
         monkeypatch.setattr(provenance, "changed_since", lambda commit: False)
         assert provenance.older_kernels(quoted) == ""
 
