@@ -58,7 +58,7 @@ void prefill(const PrefillArguments& a) {
                    target.context.sm_count, target.arch, aligned, (a.flags & kFlagStreams) != 0});
   params.runs_per_cta = plan.runs_per_cta;
   params.lists = plan.lists;
-  params.bitmap_tiles = plan.bitmap_tiles;
+  params.bitmap_pairs = plan.bitmap_pairs;
   check_launch(launch_prefill(params, plan, (a.flags & kFlagPdl) != 0, target.stream), plan.ctas, target);
 }
 

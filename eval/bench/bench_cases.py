@@ -61,7 +61,7 @@ V41_K = 512
 """DeepSeek-V4.1's indexer of two levels: up to a context of 1M tokens, four to a score, and of 4M."""
 
 OCTAVES = 3.0
-"""The scale of a row of kind ``scale`` is 2 to the power of a uniform number within this distance of 0."""
+"""Where scales change, that of a row is 2 to the power of a uniform number within this distance of 0."""
 SCALE_SHAPES = ((131072, 1), (8192, 1), (70690, 1))
 """Length and batch of rows whose scale changes at each step."""
 MASK_SHAPES = ((32768, 1), (131072, 1), (1048576, 1), (131072, 64))
@@ -178,6 +178,7 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
     cells += [Cell("layer", 70690, rows=f"layer:{layer}") for layer in LAYERS]
     shapes = (*PREFILL_SHAPES, LONG_CHUNK)
     cells += [Cell("prefill", n, rows, rows="causal", width=w) for n, rows in shapes for w in (0, n + 1)]
+    cells += [Cell("prefill", n, rows, rows="causal_scale") for n, rows in PREFILL_SHAPES if n > 32768]
     for trace in sources.traces:
         longest = max(1, trace.length(trace.steps - 1))
         cells.append(Cell("prefill", longest, PREFILL_TRACE_ROWS, rows=f"causal:{trace.name}"))
@@ -213,7 +214,7 @@ def make_chain(cell: Cell, sources: Sources = Sources(), *, device: torch.device
     Kinds are ``gauss``, ``scale``, ``blocks`` (Gaussian, of the two-level indexer), ``mask:KIND`` of `MASKS`,
     ``layer:20`` (generator), ``trace:NAME``, ``engine:NAME``, ``adversarial:NAME``; of a chunk of a prefill
     ``causal``, Gaussian rows of which each sees one column more than the one before and the last sees all,
-    or ``causal:NAME``, rows of a trace.
+    ``causal_scale``, the same with a scale of its own for each row, or ``causal:NAME``, rows of a trace.
     """
     dtype = DTYPES[cell.dtype]
     kind, _, name = cell.rows.partition(":")
@@ -231,7 +232,7 @@ def make_chain(cell: Cell, sources: Sources = Sources(), *, device: torch.device
             width=cell.width,
             change=None if mask is None else functools.partial(mask, k=cell.k),
         )
-    if kind == "causal":
+    if kind in ("causal", "causal_scale"):
         steps = trace_rows(_named(name, sources.traces), device) if name else None
         return causal_chunk(cell, steps, dtype, device)
     if kind == "adversarial":
@@ -245,7 +246,7 @@ def make_chain(cell: Cell, sources: Sources = Sources(), *, device: torch.device
     else:
         raise ValueError(
             "rows: wanted gauss, scale, blocks, mask:KIND, layer:L, trace:NAME, engine:NAME, "
-            f"adversarial:NAME, causal or causal:NAME, got {cell.rows!r}"
+            f"adversarial:NAME, causal, causal_scale or causal:NAME, got {cell.rows!r}"
         )
     if steps[0].shape[0] not in (1, cell.batch):
         raise ValueError(f"batch: wanted 1 or {steps[0].shape[0]} with rows {cell.rows}, got {cell.batch}")
@@ -276,6 +277,8 @@ def causal_chunk(
     at_once = max(1, GENERATED_ELEMENTS // n)
     for some, ends in zip(chunk[:, :n].split(at_once), lengths.split(at_once), strict=True):
         drawn = torch.randn(some.shape, device=device, generator=generator)
+        if cell.rows == "causal_scale":
+            drawn *= torch.exp2(OCTAVES * torch.erf(drawn[:, :1] / 2**0.5))  # erf makes it uniform
         some.copy_(drawn.masked_fill_(position >= ends[:, None], float("nan")))
     return chunk_chain(chunk, lengths, k)
 

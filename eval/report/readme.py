@@ -345,9 +345,9 @@ def prefill(bench: Mapping[str, Any], index: Index, peers: Mapping[str, str]) ->
     for cell in cells:
         figures = [index.figure(cell["key"], impl) for impl in columns]
         figures += [cell.get("memory_us")] if rates else []
-        trace = f", trace {name}" if (name := trace_name(cell)) else ""
+        kind = f", trace {of}" if (of := trace_name(cell)) else ", new scales" * (cell["rows"] != "causal")
         whole = (shown(figure, 1 if figure is None or figure < 100 else 0) for figure in figures)
-        rows.append([shape_name(cell["batch"], cell["n"]) + buffer_name(cell) + trace, *whole])
+        rows.append([shape_name(cell["batch"], cell["n"]) + buffer_name(cell) + kind, *whole])
     return {
         "commits": ", ".join(sorted({run["machine"]["commit"] for run in runs})),
         "rate": " and ".join(f"{rate / 1e12:.2f}" for rate in rates),

@@ -136,9 +136,9 @@ void test_prefill_plans() {
             in.streams = true;
             const PrefillPlan plan = make_prefill_plan(in);
             CHECK(plan.threads == 0 && plan.lists == (k <= kPrefillMaxK));
-            CHECK(kPrefillFixedBytes + plan.bitmap_tiles * (kPrefillTileElements / 8) <= shared_bytes);
-            const bool covers = int64_t{plan.bitmap_tiles} * kPrefillTileElements >= width + kMaxLineLead;
-            CHECK(covers || plan.bitmap_tiles == max_prefill_tiles(arch));
+            CHECK(kPrefillFixedBytes + plan.bitmap_pairs * (kPrefillPairElements / 8) <= shared_bytes);
+            const bool covers = int64_t{plan.bitmap_pairs} * kPrefillPairElements >= width + kMaxLineLead;
+            CHECK(covers || plan.bitmap_pairs == max_prefill_pairs(arch));
             in.path = Path::kRadixRounds;
             const PrefillPlan radix = make_prefill_plan(in);
             CHECK(!radix.lists && radix.ctas == plan.ctas && radix.runs_per_cta == plan.runs_per_cta);

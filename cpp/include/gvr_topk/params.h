@@ -113,9 +113,9 @@ struct PrefillParams {
   int32_t pages_per_request;
   int32_t page_size;
   int32_t runs_per_cta;  // runs of rows of each CTA
-  int32_t bitmap_tiles;  // tiles of 512 elements that the bitmap in shared memory covers
+  int32_t bitmap_pairs;  // pairs of tiles, 1024 elements each, that the bitmap in shared memory covers
   Dtype dtype;
-  bool predicts;  // whether the path allows a row to be predicted from the previous one
+  bool predicts;  // whether the path allows guesses
   bool lists;     // whether candidates are collected; otherwise radix rounds select from every row
 };
 

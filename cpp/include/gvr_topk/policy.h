@@ -364,9 +364,10 @@ constexpr int64_t kPrefillMaxK = 2048;
 // Shared memory of a block of the prefill kernel without its bitmap, which has one bit for each element of a
 // row. The bitmap takes at most what is left of an SM's shared memory; longer rows take radix rounds.
 constexpr int32_t kPrefillFixedBytes = 89 * 1024;
-constexpr int32_t kPrefillTileElements = 512;
-GVR_TOPK_HOST_DEVICE constexpr int32_t max_prefill_tiles(int32_t arch) {
-  return static_cast<int32_t>((shared_bytes_of_block(arch) - kPrefillFixedBytes) * 8 / kPrefillTileElements);
+// Elements of two tiles, which a warp takes at a time.
+constexpr int32_t kPrefillPairElements = 1024;
+GVR_TOPK_HOST_DEVICE constexpr int32_t max_prefill_pairs(int32_t arch) {
+  return static_cast<int32_t>((shared_bytes_of_block(arch) - kPrefillFixedBytes) * 8 / kPrefillPairElements);
 }
 
 // The prefill kernel of short rows: each thread of a block of 128, 256 or 512 threads holds
@@ -397,7 +398,7 @@ constexpr int64_t kMaxLineLead = kLineBytes / 2 - 1;
 struct PrefillPlan {
   int32_t ctas;          // blocks, each of which takes runs of neighbouring rows
   int32_t runs_per_cta;  // runs of each block
-  int32_t bitmap_tiles;  // tiles of a row for which a block's bitmap has room
+  int32_t bitmap_pairs;  // pairs of tiles of a row for which a block's bitmap has room
   bool lists;            // whether candidates are collected
   int32_t threads;       // of a block that holds its row in registers; 0: rows stream through shared memory
 };
@@ -451,8 +452,8 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t runs_per_cta(int64_t rows, int64_t ctas, 
   return runs < 2 ? 1 : runs < kMaxRunsPerCta ? 2 : kMaxRunsPerCta;
 }
 
-// A block takes few runs, because the first row of each run has no neighbour to be predicted from, which
-// costs least where rows are short.
+// A block takes few runs, because the first row of each run has no neighbour to be guessed from, which costs
+// least where rows are short.
 GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(const PrefillInput& in) {
   PrefillPlan plan{};
   plan.threads = short_prefill_threads(in);
@@ -462,12 +463,12 @@ GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(const PrefillInput&
   if (blocks_of_sm(bytes, in.arch) == 0) plan.threads = 0;
   int64_t per_sm = plan.threads > 0 ? kClusterThreads / plan.threads : 0;
   if (plan.threads == 0) {
-    const int64_t tiles_of_row = (in.width + kMaxLineLead + kPrefillTileElements - 1) / kPrefillTileElements;
-    const int64_t most_tiles = max_prefill_tiles(in.arch);
-    const int64_t tiles = tiles_of_row < most_tiles ? tiles_of_row : most_tiles;
-    plan.bitmap_tiles = static_cast<int32_t>(tiles);
+    const int64_t pairs_of_row = (in.width + kMaxLineLead + kPrefillPairElements - 1) / kPrefillPairElements;
+    const int64_t most_pairs = max_prefill_pairs(in.arch);
+    const int64_t pairs = pairs_of_row < most_pairs ? pairs_of_row : most_pairs;
+    plan.bitmap_pairs = static_cast<int32_t>(pairs);
     plan.lists = in.path != Path::kRadixRounds && in.k <= kPrefillMaxK;
-    bytes = kPrefillFixedBytes + tiles * kPrefillTileElements / 8;
+    bytes = kPrefillFixedBytes + pairs * kPrefillPairElements / 8;
     per_sm = kPrefillCtasPerSm;
   }
   const int64_t room = blocks_of_sm(bytes, in.arch);

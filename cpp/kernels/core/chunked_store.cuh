@@ -21,7 +21,6 @@ struct ChunkedStore {
   int room;         // items for which this warp's chunks have room
   int shift;        // Item i lies at shift + i if it lies in the chunks that were taken last.
   int count = 0;
-  int lost = 0;  // items for which the store had no room
   bool full = false;
 
   GVR_DEVICE static constexpr int initial_chunks(int capacity) {
@@ -86,16 +85,13 @@ struct ChunkedStore {
 
   // Appends the selected elements of a warp, lane by lane. put(index, at) stores the lane's element number
   // `index` as item `at` of the store. All lanes take part. If the store has no chunks left for the elements,
-  // nothing is appended, and they are counted as lost.
+  // nothing is appended.
   template <typename Put>
   GVR_DEVICE void append(uint32_t* used, uint32_t selected, int lane, Put put) {
     const LaneRank rank = rank_lanes(selected, lane);
     if (rank.all == 0) return;
     const int old_shift = shift, old_room = room;
-    if (count + rank.all > room && !claim_chunks(used, rank.all, lane)) {
-      lost += rank.all;
-      return;
-    }
+    if (count + rank.all > room && !claim_chunks(used, rank.all, lane)) return;
     int next = count + rank.before;
     count += rank.all;
 #pragma unroll 1

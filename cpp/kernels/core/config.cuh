@@ -42,7 +42,7 @@ struct alignas(8) BufferedValue {
   int32_t position;
   float value;
 };
-// The candidate buffer is handed out to warps in chunks of this many candidates.
+// A `ChunkedStore` is handed out to warps in chunks of this many candidates.
 constexpr int kLog2Chunk = 5;
 constexpr int kChunk = 1 << kLog2Chunk;
 constexpr size_t kChunkBytes = kChunk * sizeof(BufferedValue);

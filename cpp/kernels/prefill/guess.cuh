@@ -1,5 +1,4 @@
-// Phase 1, guess: finds an interval that should hold the k-th value, from a sample of the row. Where the
-// previous row predicts well, its interval is used instead (`RowPredictor`).
+// Phase 1, guess: finds an interval that should hold the k-th value, from a sample of the row.
 //
 // The histogram over a range of keys, in which the bins of two ranks are located, serves radix rounds, too.
 #pragma once
@@ -54,21 +53,24 @@ GVR_DEVICE void locate_ranks(Shared& smem, uint32_t above, const RankPair& ranks
 
 // A sample of the row. A probe is four neighbouring elements, and each stratum of the row has one probe. The
 // probes of rows of up to 131,072 elements stay in registers for all rounds, because memory latency is long
-// while rows stream.
+// while rows stream. So the next row's are loaded before the CTA selects from this one.
 template <typename T>
 struct RowSample {
   static constexpr int kElements = 4, kInRegisters = 4;  // elements of a probe; probes of a thread
 
+  int32_t row;  // the row sampled, or -1
   const T* data;
   int first, vecs;  // first and number of the whole vectors of four inside the window
   int log2_probes;  // log2 of the probes of each thread
+  int loaded;       // first of the probes that are in registers
   uint32_t word[kInRegisters][sizeof(T)];
 
-  GVR_DEVICE explicit RowSample(const AlignedWindow<T>& window) : data(window.data) {
+  GVR_DEVICE RowSample() : row(-1) {}
+  GVR_DEVICE RowSample(const AlignedWindow<T>& window, int32_t row_) : row(row_), data(window.data) {
     first = (window.lead + kElements - 1) / kElements;
     vecs = max(window.length / kElements - first, 0);
     // The sample takes one element in 16 to 32. A smaller sample would fluctuate so much that intervals would
-    // be wider than the candidate store has room for.
+    // be wider than the list of candidates has room for.
     constexpr int kLog2OfProbe = 10 + 5;
     static_assert(1 << kLog2OfProbe == 32 * kElements * kBlockThreads);
     log2_probes = max(32 - __clz(window.length - 1) - kLog2OfProbe, 0);
@@ -83,7 +85,7 @@ struct RowSample {
     const int probes = 1 << log2_probes;
 #pragma unroll 1
     for (int begin = 0; begin < probes; begin += kInRegisters) {
-      if (probes > kInRegisters) load(begin);
+      if (begin != loaded) load(begin);
 #pragma unroll
       for (int i = 0; i < kInRegisters; ++i) {
         if (begin + i >= probes) break;
@@ -97,6 +99,7 @@ struct RowSample {
 
  private:
   GVR_DEVICE void load(int begin) {
+    loaded = begin;
 #pragma unroll
     for (int i = 0; i < kInRegisters; ++i) {
       ptx::load_if(vecs > 0 && begin + i < 1 << log2_probes, word[i], probe(begin + i));
@@ -116,7 +119,7 @@ struct RowSample {
 // The range of keys around the last row's k-th value, or all keys if there is none. If both ends of the
 // interval lie in this range, one histogram round is enough.
 template <typename T>
-GVR_DEVICE KeyRange range_around(const RowPredictor& last) {
+GVR_DEVICE KeyRange range_around(const LastRow& last) {
   constexpr float kElements = 8192.0f;
   KeyRange range{0, kMaxKey >> kInvariantBits<T>};
   if (!last.has_value) return range;
@@ -128,17 +131,14 @@ GVR_DEVICE KeyRange range_around(const RowPredictor& last) {
 
 // The interval that should hold the k-th value, from a sample of the row. Its ends are order statistics of
 // the sample, so many standard deviations above and below the rank expected of the k-th value.
-// `meanwhile` runs while the sample is being loaded.
-template <typename T, typename Shared, typename Meanwhile>
+template <typename T, typename Shared>
 GVR_DEVICE ValueInterval guess_by_sample(Shared& smem, const AlignedWindow<T> window, int k,
-                                         const RowPredictor& last, Meanwhile meanwhile) {
+                                         const LastRow& last, RowSample<T>& sample) {
   constexpr float kDeviations = 3.5f;
   constexpr float kLoose = 1.1f;  // An interval may hold this multiple of the sample elements intended.
   constexpr int kMaxRounds = 4;
   KeyRange range = range_around<T>(last);
   bool predicted = last.has_value;
-  RowSample<T> sample(window);
-  meanwhile();
   const float share = __fdividef(static_cast<float>(k), static_cast<float>(window.length - window.lead));
   const float expected = share * static_cast<float>(sample.elements());
   const float margin = fmaf(kDeviations, sqrtf(expected * (1.0f - share)), 1.0f);
@@ -177,14 +177,12 @@ GVR_DEVICE ValueInterval guess_by_sample(Shared& smem, const AlignedWindow<T> wi
   return ValueInterval{interval.low(), interval.high(), bins.low(), bins.high()};
 }
 
-// Moves the interval of a sample that has missed, for another pass (core/key_range.cuh). The store may be
-// full with fewer candidates than it has room for, because warps leave parts of their own chunks unused.
-// Returns false if radix rounds must decide, as where an end of the interval is no order statistic.
+// Moves the interval of a sample that has missed, for another pass (core/key_range.cuh). Returns false if
+// radix rounds must decide, as where an end of the interval is no order statistic.
 GVR_DEVICE bool move_value_interval(ValueInterval& missed, uint32_t above, uint32_t inside, int k) {
-  constexpr uint32_t kCapacity = kStoreItems - kBlockWarps * kChunk;
   KeyInterval keys{order_key(missed.first), order_key(missed.last), kGuessNone};
   if (missed.lo != missed.first || missed.hi != missed.last) return false;
-  if (!move_by_counts(above, inside, static_cast<uint32_t>(k), kCapacity, keys)) return false;
+  if (!move_by_counts(above, inside, static_cast<uint32_t>(k), kListItems, keys)) return false;
   const float first = keys.low(), last = keys.high();
   missed = ValueInterval{first, last, first, fminf(last, first + missed.width())};
   return true;

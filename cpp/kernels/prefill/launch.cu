@@ -5,7 +5,7 @@ namespace gvr_topk::prefill {
 
 template <typename T>
 cudaError_t launch(const PrefillParams& params, const PrefillPlan& plan, const LaunchTarget& target) {
-  const LaunchConfig config(dim3(plan.ctas), dim3(kBlockThreads), shared_bytes(params.bitmap_tiles), 1,
+  const LaunchConfig config(dim3(plan.ctas), dim3(kBlockThreads), shared_bytes(params.bitmap_pairs), 1,
                             target);
   return launch_kernel<prefill_topk<T>>(config, params);
 }

@@ -6,18 +6,19 @@
 
 namespace gvr_topk::prefill {
 
-// Calls visit(candidate) for this lane's part of the warp's candidates, which the warp visits 32 at a time
-// in index order. All lanes take part, and a lane without a candidate gets one with a negative position.
+// Calls visit(candidate) for this thread's share of the candidates. All lanes take part.
 template <typename Visit>
-GVR_DEVICE void for_each_candidate(const CandidateStore& store, int lane, Visit visit) {
-  store.for_each(lane, 0, BufferedValue{-1, -INFINITY}, visit);
+GVR_DEVICE void for_each_candidate(const PrefillShared& smem, uint32_t count, Visit visit) {
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < count; i += kBlockThreads) visit(smem.candidates[i]);
+  ptx::reconverge(ptx::unknown_zero());  // Some lanes have one candidate more.
 }
 
-// Counts this warp's candidates into the bins. NaN falls into the last bin, like all values above the bins.
-GVR_DEVICE void count_candidates(PrefillShared& smem, const CandidateStore& store,
-                                 const ValueInterval& interval, float bins_per_unit, int lane) {
-  for_each_candidate(store, lane, [&](const BufferedValue& x) {
-    if (x.position >= 0) atomicAdd(&smem.fine_bins[interval.bin(x.value, bins_per_unit)], 1u);
+// Counts the candidates into the bins. NaN falls into the last bin, like all values above the bins.
+GVR_DEVICE void count_candidates(PrefillShared& smem, uint32_t count, const ValueInterval& interval,
+                                 float bins_per_unit) {
+  for_each_candidate(smem, count, [&](const BufferedValue& x) {
+    atomicAdd(&smem.fine_bins[interval.bin(x.value, bins_per_unit)], 1u);
   });
 }
 
@@ -45,25 +46,36 @@ GVR_DEVICE void mark(uint32_t* bitmap, int position) {
 // Finds the order number of the `rank`-th candidate in a dense bin, which holds many ties, by rounds of
 // finer and finer bins.
 template <typename InBin>
-GVR_DEVICE uint64_t rank_in_dense_bin(PrefillShared& smem, const CandidateStore store, uint32_t rank,
+GVR_DEVICE uint64_t rank_in_dense_bin(PrefillShared& smem, uint32_t count, int row_length, uint32_t rank,
                                       InBin in_bin) {
   const int lane = threadIdx.x & 31;
   const auto for_each = [&](auto visit) {
-    for_each_candidate(store, lane, [&](const BufferedValue& x) {
-      if (x.position >= 0 && in_bin(x.value)) visit(order_of(x));
+    for_each_candidate(smem, count, [&](const BufferedValue& x) {
+      if (in_bin(x.value)) visit(order_of(x));
     });
   };
   if (threadIdx.x == 0) {
-    smem.dense_begin = UINT64_MAX;
-    smem.dense_end = 0;
+    smem.least_key = kMaxKey;
+    smem.greatest_key = 0;
   }
   __syncthreads();
+  uint32_t least = kMaxKey, greatest = 0;
   for_each([&](uint64_t x) {
-    atomicMin(reinterpret_cast<unsigned long long*>(&smem.dense_begin), x);
-    atomicMax(reinterpret_cast<unsigned long long*>(&smem.dense_end), x);
+    const uint32_t key = static_cast<uint32_t>(x >> 32);
+    least = min(least, key);
+    greatest = max(greatest, key);
   });
+  least = __reduce_min_sync(0xffffffffu, least);
+  greatest = __reduce_max_sync(0xffffffffu, greatest);
+  if (lane == 0) {
+    atomicMin(&smem.least_key, least);
+    atomicMax(&smem.greatest_key, greatest);
+  }
+  ptx::reconverge(ptx::unknown_zero());
   __syncthreads();
-  uint64_t begin = smem.dense_begin, length = smem.dense_end - smem.dense_begin;
+  // Positions are less than `row_length`, so ties of one key take few rounds.
+  uint64_t begin = uint64_t{smem.least_key} << 32 | ~static_cast<uint32_t>(row_length);
+  uint64_t length = (uint64_t{smem.greatest_key} << 32 | UINT32_MAX) - begin;
   // Every round takes 8 bits off the length. Order numbers are distinct, so the last bin holds one.
 #pragma unroll 1
   while (true) {
@@ -85,15 +97,14 @@ GVR_DEVICE uint64_t rank_in_dense_bin(PrefillShared& smem, const CandidateStore 
 }
 
 // Refines: marks the selected candidates: all above the bin of the k-th value and the first `rank` in that
-// bin. Returns a value close to the k-th. The bitmap is complete after the next block barrier.
-GVR_DEVICE float refine(PrefillShared& smem, uint32_t* bitmap, const CandidateStore& store,
-                        const ValueInterval& interval, float bins_per_unit, const BinHit& hit, uint32_t rank,
-                        int lane, int warp) {
+// bin. The bitmap is complete after the next block barrier.
+GVR_DEVICE void refine(PrefillShared& smem, uint32_t* bitmap, uint32_t count, int row_length,
+                       const ValueInterval& interval, float bins_per_unit, const BinHit& hit, uint32_t rank,
+                       int lane, int warp) {
   const auto bin_of = [&](float x) { return static_cast<uint32_t>(interval.bin(x, bins_per_unit)); };
   const bool takes_all = rank == hit.count, few = hit.count <= kRankDirectly;
   const uint32_t lowest = takes_all ? hit.bin : hit.bin + 1;
-  for_each_candidate(store, lane, [&](const BufferedValue& x) {
-    if (x.position < 0) return;
+  for_each_candidate(smem, count, [&](const BufferedValue& x) {
     const uint32_t bin = bin_of(x.value);
     if (bin >= lowest) {
       mark(bitmap, x.position);
@@ -101,12 +112,13 @@ GVR_DEVICE float refine(PrefillShared& smem, uint32_t* bitmap, const CandidateSt
       smem.boundary[atomicAdd(&smem.boundary_count, 1u) % kRankDirectly] = order_of(x);
     }
   });
-  if (takes_all) return interval.value_of(hit.bin);
+  if (takes_all) return;
   __syncthreads();
   if (!few) {
-    const uint64_t last = rank_in_dense_bin(smem, store, rank, [&](float x) { return bin_of(x) == hit.bin; });
-    for_each_candidate(store, lane, [&](const BufferedValue& x) {
-      if (x.position >= 0 && bin_of(x.value) == hit.bin && order_of(x) >= last) mark(bitmap, x.position);
+    const uint64_t last =
+        rank_in_dense_bin(smem, count, row_length, rank, [&](float x) { return bin_of(x) == hit.bin; });
+    for_each_candidate(smem, count, [&](const BufferedValue& x) {
+      if (bin_of(x.value) == hit.bin && order_of(x) >= last) mark(bitmap, x.position);
     });
   } else if (warp == 0) {
     const bool there = lane < static_cast<int>(hit.count);
@@ -118,34 +130,43 @@ GVR_DEVICE float refine(PrefillShared& smem, uint32_t* bitmap, const CandidateSt
     }
     if (there && greater < static_cast<float>(rank)) mark(bitmap, ~static_cast<int>(mine));
   }
-  return interval.value_of(hit.bin);
 }
 
 // Stages the marked positions in ascending order. This takes two block barriers.
 GVR_DEVICE void stage(PrefillShared& smem, const uint32_t* bitmap, int length, int lead, int k, int lane,
                       int warp) {
-  static_assert(kTileElements % 64 == 0, "whole words are written of every tile");
+  static_assert(kPairElements % 64 == 0, "whole words are written of every pair");
   const auto words_of = reinterpret_cast<const uint64_t*>(bitmap);
   const int words = (length + 63) / 64, part = (words + kBlockThreads - 1) / kBlockThreads * 32;
   const int begin = warp * part, end = min(begin + part, words);
   uint32_t count = 0;
-#pragma unroll 2
+#pragma unroll 4
   for (int i = begin + lane; i < end; i += 32) count += __popcll(words_of[i]);
   count = __reduce_add_sync(0xffffffffu, count);
   if (lane == 0) smem.warp_sums[0][warp] = count;
   __syncthreads();
   uint32_t item = __reduce_add_sync(0xffffffffu, lane < warp ? smem.warp_sums[0][lane] : 0);
+  constexpr int kAtOnce = 4;  // words of a lane whose scans overlap
 #pragma unroll 1
-  for (int first = begin; first < end; first += 32) {
-    uint64_t word = first + lane < end ? words_of[first + lane] : 0;
-    const uint32_t mine = __popcll(word), upto = ptx::inclusive_scan(mine);
-    uint32_t next = item + upto - mine;
-    const int position = 64 * (first + lane) - lead - 1;
-#pragma unroll 1
-    for (; word != 0 && next < static_cast<uint32_t>(k); word &= word - 1) {
-      smem.staged[next++] = position + __ffsll(static_cast<long long>(word));
+  for (int first = begin + lane; first - lane < end; first += 32 * kAtOnce) {
+    uint64_t word[kAtOnce];
+    uint32_t next[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      word[j] = first + 32 * j < end ? words_of[first + 32 * j] : 0;
+      const uint32_t mine = __popcll(word[j]), upto = ptx::inclusive_scan(mine);
+      next[j] = item + upto - mine;
+      item += __shfl_sync(0xffffffffu, upto, 31);
     }
-    item += __shfl_sync(0xffffffffu, upto, 31);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int position = 64 * (first + 32 * j) - lead - 1;
+#pragma unroll 1
+      for (; word[j] != 0 && next[j] < static_cast<uint32_t>(k); word[j] &= word[j] - 1) {
+        smem.staged[next[j]++] = position + __ffsll(static_cast<long long>(word[j]));
+      }
+    }
+    ptx::reconverge(ptx::unknown_zero());
   }
   __syncthreads();
 }

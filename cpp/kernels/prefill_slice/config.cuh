@@ -2,6 +2,7 @@
 // listed elements follows the `SliceShared` struct.
 #pragma once
 
+#include "core/chunked_store.cuh"
 #include "core/part_stream.cuh"
 #include "core/prefill_rows.cuh"
 #include "prefill/config.cuh"

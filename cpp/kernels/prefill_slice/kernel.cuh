@@ -111,9 +111,10 @@ GVR_DEVICE void reset_list(const SliceParams& p, SliceShared& smem) {
 template <typename T>
 __device__ __noinline__ uint32_t guess_key(const SliceParams& p, int turn) {
   SliceShared& smem = shared_memory();
-  const ValueInterval interval =
-      prefill::guess_by_sample<T>(smem, AlignedWindow<T>(p.prefill, smem.slices[turn].window), p.prefill.k,
-                                  RowPredictor::unknown(), [] {});
+  const AlignedWindow<T> window(p.prefill, smem.slices[turn].window);
+  prefill::RowSample<T> sample(window, smem.slices[turn].window.row);
+  const prefill::ValueInterval interval =
+      prefill::guess_by_sample<T>(smem, window, p.prefill.k, prefill::LastRow::none(), sample);
   return order_key(interval.lo) - 1;
 }
 

@@ -237,6 +237,14 @@ GVR_DEVICE void add_shared(uint32_t& at, uint32_t value, uint32_t zero) {
   asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
+// As `add_shared`, and returns what was there before.
+GVR_DEVICE uint32_t fetch_add_shared(uint32_t& at, uint32_t value, uint32_t zero) {
+  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(&at)) + zero;
+  uint32_t before;
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(address), "r"(value) : "memory");
+  return before;
+}
+
 // Adds one at a shared address.
 GVR_DEVICE void increment_shared(uint32_t address) {
   asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
