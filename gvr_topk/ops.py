@@ -516,9 +516,9 @@ def indexer_topk_prefill(
     page_size, slots, pdl
         As for `indexer_topk_decode`.
     path : {"auto", "radix_rounds"} or gvr_topk.constants.Path, default "auto"
-        ``"auto"`` guesses the k-th value of a row from the row before, or from a sample of the row where that
-        has more than 32,768 columns; ``"radix_rounds"`` guesses nothing. On a CPU there is one implementation
-        for both.
+        ``"auto"`` guesses the k-th value of a row from the row before, and in rows of more than 32,768
+        columns mostly from a sample of the row; ``"radix_rounds"`` guesses nothing. On a CPU there is one
+        implementation for both.
     stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
         Output: for each row one number per `gvr_topk.constants.StatsColumn`. The reason is ``USED`` where a
         row was predicted from the row before, ``FIRST_STEP`` where it was not, ``SHORT_ROW`` where the window

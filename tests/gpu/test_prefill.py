@@ -269,7 +269,7 @@ def test_compile_fullgraph_and_opcheck() -> None:
 
 
 def test_statistics_of_a_causal_chunk() -> None:
-    """Every row that streams is guessed by a sample of its own, and nearly all guesses hold."""
+    """Most rows are predicted from the row before, and most predictions hold."""
     rows, width, k = 6000, 33_000, 2048
     logits, starts, ends = chunk_of(rows, width)
     plain = assert_exact(logits, starts, ends, k)
@@ -278,10 +278,12 @@ def test_statistics_of_a_causal_chunk() -> None:
     stats = written.stats.cpu()
     assert not (stats == POISON).any()
     reason, guess = stats[:, StatsColumn.REASON], stats[:, StatsColumn.GUESS]
-    sampled, hit = guess == GuessSource.ROW_SAMPLE, stats[:, StatsColumn.GUESS_HIT]
-    assert (reason == HintReason.FIRST_STEP).all() and sampled.float().mean() > 0.9
-    assert (guess[~sampled] == GuessSource.NONE).all()
-    assert set(hit.tolist()) <= {0, 1} and hit[sampled].float().mean() > 0.9
+    used, first = reason == HintReason.USED, reason == HintReason.FIRST_STEP
+    assert (used | first).all() and used.sum() > rows / 2 and first.any()
+    assert (guess[used] == GuessSource.VALUE).all()
+    assert set(guess[first].tolist()) <= {GuessSource.ROW_SAMPLE, GuessSource.NONE}
+    hit = stats[:, StatsColumn.GUESS_HIT]
+    assert set(hit.tolist()) <= {0, 1} and hit[used].float().mean() > 0.5
     assert (stats[:, StatsColumn.PASSES] >= 1).all() and (stats[:, StatsColumn.CANDIDATES] >= 0).all()
     assert (stats[:, StatsColumn.HITS] == -1).all() and (stats[:, StatsColumn.DONE] >= 0).all()
 
@@ -310,7 +312,7 @@ def test_counts_tell_where_to_look_behind_a_sample_that_missed() -> None:
     draw = torch.Generator(device="cuda").manual_seed(4)
     logits = torch.randn(rows, n // 4, device="cuda", generator=draw).repeat_interleave(4, dim=1)
     logits += 0.01 * torch.randn(rows, n, device="cuda", generator=draw)
-    logits *= torch.rand(rows, 1, device="cuda", generator=draw).mul(4).exp2()
+    logits *= torch.rand(rows, 1, device="cuda", generator=draw).mul(4).exp2()  # No row predicts the next.
     starts = torch.zeros(rows, dtype=torch.int32, device="cuda")
     stats = assert_exact(logits, starts, starts + n, k, stats=True).stats
     again = (stats[:, StatsColumn.GUESS] == GuessSource.ROW_SAMPLE) & (stats[:, StatsColumn.PASSES] > 1)

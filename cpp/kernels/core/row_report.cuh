@@ -37,9 +37,9 @@ struct RowReport {
     return RowReport{reason, kGuessNone, 0, 0, false, 0};
   }
 
-  // A pass over a row whose guess came from a sample.
-  GVR_DEVICE void count_pass(uint32_t count, bool complete) {
-    source = kGuessRowSample;
+  GVR_DEVICE void count_pass(bool by_value, uint32_t count, bool complete) {
+    if (by_value) reason = HintReason::kUsed;
+    if (passes == 0) source = by_value ? kGuessValue : kGuessRowSample;
     candidates = count;
     guess_hit = complete && passes == 0;
     ++passes;

@@ -44,8 +44,8 @@ struct alignas(128) PrefillShared {
   Window windows[kWindowsAhead + 1];
   Schedule schedule;
   BinHit hits[2];
-  LastRow last;      // one thread writes it, for the next row
-  RowReport report;  // only thread 0 reads and writes it
+  RowPredictor predictor;  // one thread writes it, for the next row
+  RowReport report;        // only thread 0 reads and writes it
   uint32_t warp_sums[2][kBlockWarps];
   uint32_t least_key, greatest_key;  // of the candidates in a dense bin
   uint32_t boundary_count;

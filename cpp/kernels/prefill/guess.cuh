@@ -1,4 +1,5 @@
-// Phase 1, guess: finds an interval that should hold the k-th value, from a sample of the row.
+// Phase 1, guess: finds an interval that should hold the k-th value, from a sample of the row. Where the rows
+// before predict well, their interval is used instead (`RowPredictor`).
 //
 // The histogram over a range of keys, in which the bins of two ranks are located, serves radix rounds, too.
 #pragma once
@@ -119,10 +120,10 @@ struct RowSample {
 // The range of keys around the last row's k-th value, or all keys if there is none. If both ends of the
 // interval lie in this range, one histogram round is enough.
 template <typename T>
-GVR_DEVICE KeyRange range_around(const LastRow& last) {
+GVR_DEVICE KeyRange range_around(const RowPredictor& last) {
   constexpr float kElements = 8192.0f;
   KeyRange range{0, kMaxKey >> kInvariantBits<T>};
-  if (!last.has_value) return range;
+  if (last.rows == 0) return range;
   const float radius = 0.5f * kElements * last.per_element;
   const uint32_t low = order_key(last.value - radius) >> kInvariantBits<T>;
   const uint32_t high = order_key(last.value + radius) >> kInvariantBits<T>;
@@ -133,12 +134,12 @@ GVR_DEVICE KeyRange range_around(const LastRow& last) {
 // the sample, so many standard deviations above and below the rank expected of the k-th value.
 template <typename T, typename Shared>
 GVR_DEVICE ValueInterval guess_by_sample(Shared& smem, const AlignedWindow<T> window, int k,
-                                         const LastRow& last, RowSample<T>& sample) {
+                                         const RowPredictor& last, RowSample<T>& sample) {
   constexpr float kDeviations = 3.5f;
   constexpr float kLoose = 1.1f;  // An interval may hold this multiple of the sample elements intended.
   constexpr int kMaxRounds = 4;
   KeyRange range = range_around<T>(last);
-  bool predicted = last.has_value;
+  bool predicted = last.rows > 0;
   const float share = __fdividef(static_cast<float>(k), static_cast<float>(window.length - window.lead));
   const float expected = share * static_cast<float>(sample.elements());
   const float margin = fmaf(kDeviations, sqrtf(expected * (1.0f - share)), 1.0f);

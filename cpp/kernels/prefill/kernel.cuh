@@ -4,7 +4,8 @@
 // Each CTA takes runs of neighbouring rows, one row after the other.
 //
 // Phases of each row:
-// - guess: an interval that should hold the k-th value comes from a sample of the row (prefill/guess.cuh);
+// - guess: an interval that should hold the k-th value comes from the rows before, or from a sample of this
+//   row where they predict badly (prefill/guess.cuh);
 // - collect: warps stream the row, mark the elements above the interval in a bitmap, and list the elements
 //   inside as candidates (prefill/chunk_stream.cuh);
 // - verify: the counts show whether the k-th element is a candidate, and a histogram finds its bin;
@@ -12,10 +13,11 @@
 //   in the bitmap (prefill/select.cuh);
 // - emit: the marked positions are staged in ascending order, and then written.
 //
-// The sample and the first tiles of the next row are fetched while this row is refined. A row whose interval
-// misses the k-th value is streamed again, if what was counted tells where to look. If it does not, or that
-// misses too, radix rounds select from the row (prefill/radix_rounds.cuh). They also take every row for a
-// large k, and rows too long for the bitmap.
+// The first tiles of the next row are fetched while this row is refined, and its sample while positions are
+// staged. A row whose interval misses the k-th value is streamed again: with an interval from a sample if the
+// rows before gave the one that missed, and with one from what was counted if a sample did. If that does not
+// tell where to look, or misses too, radix rounds select from the row (prefill/radix_rounds.cuh). They also
+// take every row for a large k, and rows too long for the bitmap.
 #pragma once
 
 #include "core/launch.cuh"
@@ -97,49 +99,54 @@ GVR_DEVICE void select_row(const PrefillParams& p, PrefillShared& smem, ChunkStr
                            RowSample<T>& sample, const Window& row, const Window& next_window) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const AlignedWindow<T> window(p, row);
-  bool collects = has_candidates(p, row, window) && smem.last.tie_key == kAbsentKey;
+  const bool collects = has_candidates(p, row, window) && smem.predictor.tie_key == kAbsentKey;
+  bool by_value = collects && smem.predictor.is_close(), by_sample = collects && !by_value, by_counts = false;
   ValueInterval interval;
 #pragma unroll 1
-  for (int pass = 0; collects; ++pass) {
-    if (pass == 0) load_sample(p, row, sample);
+  while (by_value || by_sample || by_counts) {
+    if (by_sample) load_sample(p, row, sample);
     // The row's first tiles are fetched while the sample is counted.
     stream.enter(window, warp, lane);
-    if (pass == 0) interval = guess_by_sample<T>(smem, window, p.k, smem.last, sample);
+    if (by_value) interval = smem.predictor.interval();
+    if (by_sample) interval = guess_by_sample<T>(smem, window, p.k, smem.predictor, sample);
     collect(p, smem, stream, window, next_window, interval, warp, lane);
     __syncthreads();
     const uint32_t above = smem.above, inside = smem.listed, rank = p.k - above;
     const float bins_per_unit = interval.bins_per_unit();
     count_candidates(smem, min(inside, kListItems), interval, bins_per_unit);
-    load_sample(p, next_window, sample);
     __syncthreads();
     // Verify. Unsigned wrap: `rank - 1 < inside` is false for rank 0 and for negative ranks.
     const bool complete = inside <= kListItems && rank - 1 < inside;
-    if (threadIdx.x == 0) smem.report.count_pass(inside, complete);
+    if (threadIdx.x == 0) smem.report.count_pass(by_value, inside, complete);
     ptx::reconverge(ptx::unknown_zero());
     if (complete) {
       const BinHit hit = locate_fine(smem, rank, lane);
+      if (threadIdx.x == 0) {
+        smem.predictor.learn(interval.value_of(hit.bin), __fdividef(interval.width(), inside), p.k);
+      }
+      ptx::reconverge(ptx::unknown_zero());
       uint32_t* const bitmap = reinterpret_cast<uint32_t*>(bitmap_of(smem));
       refine(smem, bitmap, inside, window.length, interval, bins_per_unit, hit, rank - hit.above, lane, warp);
       __syncthreads();
       reset_candidates(smem);
-      if (threadIdx.x == 0) {
-        smem.last = LastRow::at(interval.value_of(hit.bin), __fdividef(interval.width(), inside));
-      }
+      if (!smem.predictor.is_close()) load_sample(p, next_window, sample);
       ptx::reconverge(ptx::unknown_zero());
       stage(smem, bitmap, window.length, window.lead, p.k, lane, warp);
       write_staged<kBlockThreads>(smem.staged, PrefillOutput(p, row), p.k);
       return;
     }
-    collects = pass == 0 && move_value_interval(interval, above, inside, p.k);
+    by_counts = by_sample && move_value_interval(interval, above, inside, p.k);
+    by_sample = by_value;
+    by_value = false;
     __syncthreads();  // All threads have read the counts.
     reset_candidates(smem);
     stream.restart();
     __syncthreads();
   }
   stream.restart();  // The rounds stream the row through the same memory.
-  const RadixOutcome outcome = radix_select_row<T>(p, smem, row, smem.last.tie_key);
+  const RadixOutcome outcome = radix_select_row<T>(p, smem, row, smem.predictor.tie_key);
   if (threadIdx.x != 0) return;
-  smem.last = LastRow::tied(outcome.tie_key);
+  smem.predictor = RowPredictor::tied(outcome.tie_key);
   smem.report.rounds = outcome.rounds;
   ++smem.report.passes;
 }
@@ -155,7 +162,7 @@ __global__ void __launch_bounds__(kBlockThreads, kPrefillCtasPerSm)
     for (int i = 0; i < kWindowsAhead; ++i) {
       smem.windows[i] = WindowLoad(p, smem.schedule.next(p)).window(p);
     }
-    smem.last = LastRow::none();
+    smem.predictor = RowPredictor::unknown();
   }
   reset_candidates(smem);
   ChunkStream<T> stream(smem.ring, warp, lane);

@@ -103,13 +103,13 @@ GVR_DEVICE void refine(PrefillShared& smem, uint32_t* bitmap, uint32_t count, in
                        int lane, int warp) {
   const auto bin_of = [&](float x) { return static_cast<uint32_t>(interval.bin(x, bins_per_unit)); };
   const bool takes_all = rank == hit.count, few = hit.count <= kRankDirectly;
-  const uint32_t lowest = takes_all ? hit.bin : hit.bin + 1;
+  const uint32_t lowest = takes_all ? hit.bin : hit.bin + 1, zero = ptx::unknown_zero();
   for_each_candidate(smem, count, [&](const BufferedValue& x) {
     const uint32_t bin = bin_of(x.value);
     if (bin >= lowest) {
       mark(bitmap, x.position);
     } else if (bin == hit.bin && few) {
-      smem.boundary[atomicAdd(&smem.boundary_count, 1u) % kRankDirectly] = order_of(x);
+      smem.boundary[ptx::fetch_add_shared(smem.boundary_count, 1, zero) % kRankDirectly] = order_of(x);
     }
   });
   if (takes_all) return;

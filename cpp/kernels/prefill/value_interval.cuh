@@ -1,5 +1,4 @@
-// An interval of values that should hold the k-th value of a row, and what a row of a prefill chunk tells the
-// next one.
+// An interval of values that should hold the k-th value of a row, and its prediction from the rows before.
 #pragma once
 
 #include "core/key.cuh"
@@ -30,17 +29,54 @@ struct ValueInterval {
   }
 };
 
-// What is known of the row before.
-struct LastRow {
-  float value;        // close to its k-th value
-  float per_element;  // interval width that held one element
-  bool has_value;
-  uint32_t tie_key;  // its k-th key if that has too many ties, or is not finite; otherwise kAbsentKey
+// Predicts the k-th value of a row from those of the rows before it, where these are alike.
+struct RowPredictor {
+  // Most elements that a predicted interval may hold. Where it would hold more, a sample of the row gives a
+  // narrower interval, and the prediction is not used.
+  static constexpr float kMaxInside = 1536.0f;
+  static constexpr float kMinInside = 128.0f;
+  static constexpr float kErrors = 5.0f;  // half-width of the interval, in mean errors
+  static constexpr float kErrorDecay = 0.8f, kFastestDecay = 0.5f;
+  // The least error expected at first, in units of the width that sqrt(k) elements take up. The k-th value
+  // moves about that far between rows whose elements are drawn anew.
+  static constexpr float kFirstError = 1.1f;
+  // Rows whose k-th values are seen before one is predicted. Rows of models often move by hundreds of
+  // elements, and a prediction that misses costs a second read of the row.
+  static constexpr int kRowsSeen = 3;
 
-  GVR_DEVICE static LastRow none() { return tied(kAbsentKey); }
-  GVR_DEVICE static LastRow tied(uint32_t key) { return LastRow{0.0f, 0.0f, false, key}; }
-  GVR_DEVICE static LastRow at(float value, float per_element) {
-    return LastRow{value, per_element, true, kAbsentKey};
+  float value;        // close to the k-th value of the last row
+  float error;        // how far the k-th value moves from row to row
+  float per_element;  // interval width that held one element
+  int rows;           // rows seen, up to kRowsSeen
+  uint32_t
+      tie_key;  // the last row's k-th key if it has too many ties, or is not finite; otherwise kAbsentKey
+
+  GVR_DEVICE static RowPredictor unknown() { return tied(kAbsentKey); }
+  GVR_DEVICE static RowPredictor tied(uint32_t key) { return RowPredictor{0.0f, 0.0f, 0.0f, 0, key}; }
+
+  GVR_DEVICE bool is_close() const {
+    return rows == kRowsSeen && 2.0f * kErrors * error <= kMaxInside * per_element;
+  }
+
+  GVR_DEVICE ValueInterval interval() const {
+    const float radius = fmaxf(kErrors * error, 0.5f * kMinInside * per_element);
+    // The lower end stays finite whatever the numbers are, so that -inf lies below the interval.
+    const float lo = fmaxf(value - radius, key_to_float(kLeastFiniteKey)), hi = value + radius;
+    return ValueInterval{lo, hi, lo, hi};
+  }
+
+  GVR_DEVICE void learn(float kth, float width_per_element, int k) {
+    const float move = fabsf(kth - value);
+    if (rows == 0) {
+      error = kFirstError * sqrtf(static_cast<float>(k)) * width_per_element;
+    } else if (rows < kRowsSeen) {
+      error = fmaxf(error, move);
+    } else {
+      error = fmaxf(kFastestDecay * error, fmaf(1.0f - kErrorDecay, move, kErrorDecay * error));
+    }
+    value = kth;
+    per_element = width_per_element;
+    rows = min(rows + 1, kRowsSeen);
   }
 };
 
