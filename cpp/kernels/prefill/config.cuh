@@ -5,9 +5,9 @@
 #include "core/config.cuh"
 #include "core/histogram.cuh"
 #include "core/prefill_rows.cuh"
+#include "core/row_predictor.cuh"
 #include "core/row_report.cuh"
 #include "core/tile_ring.cuh"
-#include "prefill/value_interval.cuh"
 
 namespace gvr_topk::prefill {
 

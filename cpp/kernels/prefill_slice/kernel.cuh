@@ -113,8 +113,8 @@ __device__ __noinline__ uint32_t guess_key(const SliceParams& p, int turn) {
   SliceShared& smem = shared_memory();
   const AlignedWindow<T> window(p.prefill, smem.slices[turn].window);
   prefill::RowSample<T> sample(window, smem.slices[turn].window.row);
-  const prefill::ValueInterval interval =
-      prefill::guess_by_sample<T>(smem, window, p.prefill.k, prefill::RowPredictor::unknown(), sample);
+  const ValueInterval interval =
+      prefill::guess_by_sample<T>(smem, window, p.prefill.k, RowPredictor::unknown(), sample);
   return order_key(interval.lo) - 1;
 }
 

@@ -4,7 +4,7 @@
 #include "core/key.cuh"
 #include "ptx/warp.cuh"
 
-namespace gvr_topk::prefill {
+namespace gvr_topk {
 
 // An inclusive interval of finite values that should hold the k-th value. Even bins from `first` to `last`
 // divide its elements, because `lo` and `hi` themselves may lie far out.
@@ -80,4 +80,4 @@ struct RowPredictor {
   }
 };
 
-}  // namespace gvr_topk::prefill
+}  // namespace gvr_topk
