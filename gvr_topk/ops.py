@@ -484,8 +484,8 @@ def indexer_topk_prefill(
     row_ends : Tensor, ``[rows]``, int32, same device
         One past the last column of each row's window; values above `width` count as `width`. A window that
         ends where it starts, or before, is empty. Windows of neighbouring rows need not be related; where
-        they belong to one request and grow, as in causal prefill, the k-th value of each row helps to find
-        that of the next.
+        they belong to one request and grow, as in causal prefill, each row's k-th value may predict that of
+        the next row.
     k : int
         Items per row, 1 to 2**21. It may exceed a window's length: places without an item get ``-1``.
     carry : PrefillCarry, optional
@@ -516,9 +516,9 @@ def indexer_topk_prefill(
     page_size, slots, pdl
         As for `indexer_topk_decode`.
     path : {"auto", "radix_rounds"} or gvr_topk.constants.Path, default "auto"
-        ``"auto"`` guesses the k-th value of a row from the row before, and in rows of more than 32,768
-        columns mostly from a sample of the row; ``"radix_rounds"`` guesses nothing. On a CPU there is one
-        implementation for both.
+        ``"auto"`` predicts the k-th value of a row from the rows before, or guesses it from a sample of a row
+        of more than 32,768 columns that these do not predict closely; ``"radix_rounds"`` does neither. On a
+        CPU there is one implementation for both.
     stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
         Output: for each row one number per `gvr_topk.constants.StatsColumn`. The reason is ``USED`` where a
         row was predicted from the row before, ``FIRST_STEP`` where it was not, ``SHORT_ROW`` where the window

@@ -278,7 +278,7 @@ def causal_chunk(
     for some, ends in zip(chunk[:, :n].split(at_once), lengths.split(at_once), strict=True):
         drawn = torch.randn(some.shape, device=device, generator=generator)
         if cell.rows == "causal_scale":
-            drawn *= torch.exp2(OCTAVES * torch.erf(drawn[:, :1] / 2**0.5))  # erf makes it uniform
+            drawn *= torch.exp2(OCTAVES * torch.erf(drawn[:, :1] / 2**0.5))  # erf gives a uniform number
         some.copy_(drawn.masked_fill_(position >= ends[:, None], float("nan")))
     return chunk_chain(chunk, lengths, k)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -113,6 +114,14 @@ class TestPrefillChunks:
             assert bool(chain.logits[0, row, length:].isnan().all())
         assert all(torch.equal(copy.nan_to_num(), chain.logits[0].nan_to_num()) for copy in chain.logits)
         assert chain.logits[1].data_ptr() != chain.logits[0].data_ptr()
+
+    def test_each_row_may_have_a_scale_of_its_own(self) -> None:
+        chain = make_chain(dataclasses.replace(CAUSAL, rows="causal_scale"), device="cpu")
+        plain = make_chain(CAUSAL, device="cpu")
+        factors = (chain.logits[0] / plain.logits[0])[:, :101]
+        assert torch.allclose(factors, factors[:, :1].expand_as(factors))
+        octaves = factors[:, 0].log2()
+        assert octaves.min() < -2 and octaves.max() > 2 and octaves.abs().max() <= bench_cases.OCTAVES
 
     def test_traffic_is_that_of_windows_and_items(self) -> None:
         lengths = torch.tensor([2, 5, 6], dtype=torch.int32)

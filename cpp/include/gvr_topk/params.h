@@ -115,7 +115,7 @@ struct PrefillParams {
   int32_t runs_per_cta;  // runs of rows of each CTA
   int32_t bitmap_pairs;  // pairs of tiles, 1024 elements each, that the bitmap in shared memory covers
   Dtype dtype;
-  bool predicts;  // whether the path allows guesses
+  bool predicts;  // whether the path allows a row to be predicted from the previous one
   bool lists;     // whether candidates are collected; otherwise radix rounds select from every row
 };
 

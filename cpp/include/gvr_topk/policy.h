@@ -452,8 +452,8 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t runs_per_cta(int64_t rows, int64_t ctas, 
   return runs < 2 ? 1 : runs < kMaxRunsPerCta ? 2 : kMaxRunsPerCta;
 }
 
-// A block takes few runs, because the first row of each run has no neighbour to be guessed from, which costs
-// least where rows are short.
+// A block takes few runs, because the first row of each run has no neighbour to be predicted from, which
+// costs least where rows are short.
 GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(const PrefillInput& in) {
   PrefillPlan plan{};
   plan.threads = short_prefill_threads(in);

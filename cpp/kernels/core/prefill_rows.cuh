@@ -64,7 +64,7 @@ struct AlignedWindow {
   GVR_DEVICE RowView<T> view() const { return RowView<T>{data + lead, length - lead, lead}; }
 };
 
-// The rows of a CTA, in runs of neighbours: neighbouring rows are alike, so each tells of the next. The rows
+// The rows of a CTA, in runs of neighbours: neighbouring rows are alike, so each predicts the next. The rows
 // form `runs_per_cta` stripes, each with one run for every CTA, and the CTA order alternates from stripe to
 // stripe. Rows of a causal chunk grow longer one by one, so the alternation gives all CTAs equal work.
 struct Schedule {

@@ -40,16 +40,15 @@ struct RowPredictor {
   // The least error expected at first, in units of the width that sqrt(k) elements take up. The k-th value
   // moves about that far between rows whose elements are drawn anew.
   static constexpr float kFirstError = 1.1f;
-  // Rows whose k-th values are seen before one is predicted. Rows of models often move by hundreds of
-  // elements, and a prediction that misses costs a second read of the row.
+  // Rows whose k-th values are seen before one is predicted. Between rows of models the k-th value often
+  // moves by hundreds of elements, and a prediction that misses costs a second read of the row.
   static constexpr int kRowsSeen = 3;
 
   float value;        // close to the k-th value of the last row
   float error;        // how far the k-th value moves from row to row
   float per_element;  // interval width that held one element
   int rows;           // rows seen, up to kRowsSeen
-  uint32_t
-      tie_key;  // the last row's k-th key if it has too many ties, or is not finite; otherwise kAbsentKey
+  uint32_t tie_key;   // the last row's k-th key if many elements share it, or it is not finite, or kAbsentKey
 
   GVR_DEVICE static RowPredictor unknown() { return tied(kAbsentKey); }
   GVR_DEVICE static RowPredictor tied(uint32_t key) { return RowPredictor{0.0f, 0.0f, 0.0f, 0, key}; }

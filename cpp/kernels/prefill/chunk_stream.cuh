@@ -25,7 +25,6 @@ template <typename T>
 struct ChunkStream {
   using Ring = TileRing<T, kPrefillRingDepth>;
   static constexpr int kDepth = kPrefillRingDepth / 2;  // pairs that are being fetched at once
-  static constexpr uint32_t kPairBytes = 2 * Ring::kTileBytes;
 
   Ring ring;
   const T* from;              // where this lane fetches the next pair
@@ -43,9 +42,8 @@ struct ChunkStream {
     left = window.length - warp * kPairElements;
   }
 
-  GVR_DEVICE static uint32_t next(uint32_t slot) {
-    return slot + kPairBytes == Ring::kBytes ? 0 : slot + kPairBytes;
-  }
+  // The slot of the pair that comes behind `slot`.
+  GVR_DEVICE static uint32_t next(uint32_t slot) { return Ring::next(slot + Ring::kTileBytes); }
 
   // Fetches the next pair, if there is one.
   GVR_DEVICE void fetch() {
