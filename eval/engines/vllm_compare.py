@@ -228,37 +228,36 @@ class PrefillTimes:
         """Calls since the last time, by rows and width; a width is that of the scores, not of a window.
 
         ``chunks`` has the time of both the scores and the top-k; deferred scores are computed in the call.
+        There each call counts as the median of its shape: the first one may wait for a kernel or for memory.
         """
         if self._calls:
             torch.cuda.synchronize()
-        times: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
-        chunks: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
+        spent: defaultdict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
         for rows, width, scoring, start, stop in self._calls:
-            times[rows, width].append(1e3 * start.elapsed_time(stop))
-            chunks[width].append((rows, 1e3 * scoring.elapsed_time(stop)))
+            spent[rows, width].append((1e3 * start.elapsed_time(stop), 1e3 * scoring.elapsed_time(stop)))
         self._calls.clear()
-        return {
-            "calls": sum(map(len, times.values())),
-            "rows": sum(rows * len(spent) for (rows, _), spent in times.items()),
-            "us": round(sum(map(sum, times.values())), 1),
-            "shapes": [
+        shapes, chunks = [], dict[int, dict[str, float]]()
+        for (rows, width), times in sorted(spent.items()):
+            top_k, whole = zip(*times, strict=True)
+            shapes.append(
                 {
                     "rows": rows,
                     "width": width,
-                    "calls": len(spent),
-                    "us_median": round(statistics.median(spent), 2),
-                    "us_longest": round(max(spent), 2),
+                    "calls": len(times),
+                    "us": round(sum(top_k), 1),
+                    "us_median": round(statistics.median(top_k), 2),
+                    "us_longest": round(max(top_k), 2),
                 }
-                for (rows, width), spent in sorted(times.items())
-            ],
-            "chunks": [
-                {
-                    "width": width,
-                    "rows": sum(rows for rows, _ in of_width),
-                    "us": round(sum(us for _, us in of_width), 1),
-                }
-                for width, of_width in sorted(chunks.items())
-            ],
+            )
+            chunk = chunks.setdefault(width, {"width": width, "rows": 0, "us": 0.0})
+            chunk["rows"] += rows * len(times)
+            chunk["us"] += round(len(times) * statistics.median(whole), 1)
+        return {
+            "calls": sum(shape["calls"] for shape in shapes),
+            "rows": sum(shape["rows"] * shape["calls"] for shape in shapes),
+            "us": round(sum(shape["us"] for shape in shapes), 1),
+            "shapes": shapes,
+            "chunks": [chunks[width] for width in sorted(chunks)],
         }
 
 

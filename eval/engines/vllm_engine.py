@@ -97,7 +97,7 @@ class Specification:
     split_k: bool = True  # cuBLAS may split the sums of a product, which it does by the size of the batch
     shapes: str = V32  # whose shapes the model has
     logits_mb: int = 512  # the budget of vLLM's scores of prompts, in MiB
-    slices: bool = False  # long prompts are scored in slices, unless the mode is stock
+    slices: bool = False  # some prompts have to be scored in slices, unless the mode is stock
     row_shards: bool = False  # each GPU scores its share of the rows of prompts, however few they are
     dcp: bool = False  # the GPUs share the keys of requests
     sampled: bool = False  # repeated prompts are answered with a seed, by our sampler where the mode is ours

@@ -57,7 +57,7 @@ from eval.engines.vllm_engine import (
 )
 from eval.engines.vllm_model import SHAPES, V4, V32, write_model, write_tokenizer
 from eval.engines.vllm_sampler import WRONG, common_tokens
-from gvr_topk.integrations._kit.environment import ENABLE_DCP, ENABLE_SAMPLER, ENABLE_SLICES
+from gvr_topk.integrations._kit.environment import ENABLE_DCP, ENABLE_SAMPLER
 
 LAYERS = 4
 
@@ -158,7 +158,6 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
     command = [sys.executable, "-m", "eval.engines.vllm_engine", str(given), str(result)]
     variables = VARIABLES | ({"GVR_TOPK_DISABLE": "1"} if spec.mode == STOCK else {})
     variables |= {"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": str(spec.logits_mb)}
-    variables |= {ENABLE_SLICES: "1"} if spec.slices and spec.mode != STOCK else {}
     variables |= {ENABLE_DCP: "1"} if spec.dcp and spec.mode != STOCK else {}
     variables |= {ENABLE_SAMPLER: "" if spec.samples else "0"}  # the default, unless top-k is on trial alone
     variables |= (SEVERAL_GPUS if spec.in_workers else {}) | ({} if spec.split_k else NO_SPLIT_K)
@@ -287,7 +286,7 @@ def main(
     dcp: Annotated[bool, typer.Option("--dcp", help="They share the keys of requests.")] = False,
     split_k: Annotated[bool, typer.Option(help="Leave cuBLAS room to split sums, by the batch.")] = True,
     logits_mb: Annotated[int, typer.Option(help="MiB of scores of prompts that vLLM may have.")] = 512,
-    slices: Annotated[bool, typer.Option("--slices", help="Score long prompts in slices.")] = False,
+    slices: Annotated[bool, typer.Option("--slices", help="Prompts have to come in slices.")] = False,
     sampled: Annotated[bool, typer.Option(help="Draw the answers to repeated prompts with a seed.")] = False,
     masks: Annotated[bool, typer.Option("--masks", help="The sampler returns masks of kept tokens.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Time kernels of stock and ours.")] = False,

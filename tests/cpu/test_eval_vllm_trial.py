@@ -262,6 +262,36 @@ def test_stock_and_ours(vllm, monkeypatch):
     assert "backend chosen" in str(vllm_trial.problem(specification(OURS), ours, active=True))
 
 
+def test_chunks_count_as_the_median_of_their_shape(monkeypatch):
+    """Events are numbers; the first scores of a shape wait for memory, and the first call for its kernel."""
+    clock = iter([0.0, 5.0, 7.0, 10.0, 11.0, 12.0, 20.0, 21.0, 22.0, 30.0, 32.0, 33.0])
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.at = 0.0
+
+        def record(self) -> None:
+            self.at = next(clock)
+
+        def elapsed_time(self, stop: Event) -> float:
+            return (stop.at - self.at) / 1000
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    times = vllm_compare.PrefillTimes()
+    scores = times.wrap_scores(lambda logits: logits)
+    top_k = times.wrap_prefill(lambda logits: None)
+    for rows in (4, 4, 4, 2):
+        top_k(scores(torch.empty(rows, 40)))
+    taken = times.take()
+    assert (taken["calls"], taken["rows"], taken["us"]) == (4, 14, 2.0 + 1.0 + 1.0 + 1.0)
+    assert [(shape["us_median"], shape["us_longest"]) for shape in taken["shapes"]] == [
+        (1.0, 1.0),
+        (1.0, 2.0),
+    ]
+    assert taken["chunks"] == [{"width": 40, "rows": 14, "us": 3 * 2.0 + 3.0}]
+
+
 @pytest.mark.parametrize(
     ("given", "change", "said"),
     [
@@ -308,7 +338,7 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
 
     def run_command(command, log, *, timeout_s):
         spec = json.loads(Path(command[3]).read_text())
-        names = ("GVR_TOPK_DISABLE", "GVR_TOPK_VLLM_SLICES", "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB")
+        names = ("GVR_TOPK_DISABLE", "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB")
         seen.append((spec["mode"], *map(vllm_trial.os.environ.get, names)))
         if fails and spec["mode"] == OURS:
             raise CommandError(command, "exit status 1", log)
@@ -331,7 +361,7 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
     command = ["vllm-trial", "--out", str(out), "--work", str(tmp_path / "w"), "--drafts", "1"]
     command += ["--graphs", "full", "--parts", "cases", "--slices", "--logits-mb", "96"]
     assert main(command) == code
-    assert seen == [(STOCK, "1", None, "96"), (OURS, None, "1", "96"), (COMPARE, None, "1", "96")]
+    assert seen == [(STOCK, "1", "96"), (OURS, None, "96"), (COMPARE, None, "96")]
     report = json.loads(out.read_text())
     assert report["format"] == "gvr_topk.vllm_trial/2" and report["machine"]["commit"]
     assert report["setup"]["shapes"] == V32 and "DeepSeek-V3.2's shapes" in report["what"]
