@@ -893,7 +893,8 @@ def test_doctor(log, installed, monkeypatch):
     later = "later (checked when its library is loaded): replaced: runs our op"
     assert rows["torch.ops._C.top_k_per_row_prefill"].startswith(later)
     assert rows["sparse_attn_indexer"].startswith("ok: wrapped")
-    others = ", and candidate blocks, and log-probabilities, and the sampler, and drafts, and masks"
+    others = ", and candidate blocks, and scores of long prompts"
+    others += ", and log-probabilities, and the sampler, and drafts, and masks"
     auto = "decode and prefill top-k are replaced where sparse_indexer_topk_backend is auto"
     assert rows["would happen"] == auto + others
     assert not [name for name in sys.modules if name.startswith("vllm.")]

@@ -47,6 +47,7 @@ class Point:
 
 
 SLICES, DCP, SAMPLER = environment.ENABLE_SLICES, environment.ENABLE_DCP, environment.ENABLE_SAMPLER
+PROMPTS = ", and scores of long prompts"
 DRAWN = ", and log-probabilities, and the sampler, and drafts, and masks"
 BUILDER = f"{known.BUILDER_MODULE}:DeepseekV32IndexerMetadataBuilder"
 POINTS = [
@@ -60,11 +61,11 @@ POINTS = [
     ),
     Point(
         (known.INDEXER_MODULE,), "fp8_fp4_mqa_logits", "scores of prompts stay",
-        "fp8_fp4_mqa_logits", f"ok: with {SLICES}=1 wrapped", ", and scores of long prompts", SLICES,
+        "fp8_fp4_mqa_logits", f"ok: wrapped, unless {SLICES}=0, where", PROMPTS, SLICES,
     ),
     Point(
         (BUILDER,), "_split_indexer_prefill_chunks", "chunks of prompts stay",
-        known.SPLIT.name, f"ok: with {SLICES}=1 wrapped", ", and scores of long prompts", SLICES,
+        known.SPLIT.name, f"ok: wrapped, unless {SLICES}=0, so that", PROMPTS, SLICES,
     ),
     Point(
         tuple(known.SAMPLER_MODULES), "compute_topk_scores", "log-probabilities stay",
@@ -93,7 +94,8 @@ def point(request: pytest.FixtureRequest) -> Point:
 @pytest.fixture(autouse=True)
 def switched_on(point: Point, log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With the switch of the point on alone."""
-    monkeypatch.setenv(SAMPLER, "0")
+    for variable in (SAMPLER, SLICES):
+        monkeypatch.setenv(variable, "0")
     if point.variable:
         monkeypatch.setenv(point.variable, "1")
     monkeypatch.setattr(plugin, "_entry_points", lambda: ["there"])
@@ -115,7 +117,7 @@ def test_which_are_on_by_default(point: Point, monkeypatch: pytest.MonkeyPatch, 
     if point.variable:
         monkeypatch.setenv(point.variable, value)
     integration.register()
-    on = not point.variable or (value == "" and point.variable == SAMPLER)
+    on = not point.variable or (value == "" and point.variable != DCP)
     assert point.wrapped() == on
     assert dict(integration.describe())["would happen"] == WHERE + point.happens * on
 

@@ -139,7 +139,7 @@ def test_a_builder_of_another_kind_keeps_its_chunks(scored, log):
     assert len(said) == 1
 
 
-def test_chunks_stay_until_asked_for(scored, monkeypatch):
+def test_chunks_stay_where_they_are_to(scored, monkeypatch):
     monkeypatch.setenv("GVR_TOPK_VLLM_SLICES", "0")
     integration.register()
     runner = warmed()

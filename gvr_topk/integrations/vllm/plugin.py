@@ -59,7 +59,7 @@ from gvr_topk.policy import no_kernels_reason
 LOGGER = "vllm.gvr_topk"
 """A child of vLLM's own logger, so it has the handlers and the level of that logger."""
 
-_asks_for_slices = functools.partial(environment.asks_for, environment.ENABLE_SLICES)
+_asks_for_slices = functools.partial(environment.asks_for, environment.ENABLE_SLICES, Mode.ON)
 _asks_for_dcp = functools.partial(environment.asks_for, environment.ENABLE_DCP)
 _asks_for_sampler = functools.partial(environment.asks_for, environment.ENABLE_SAMPLER, Mode.ON)
 

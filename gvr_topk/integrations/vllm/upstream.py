@@ -89,6 +89,7 @@ CANDIDATES = PatchPoint(
     f"wrapped where {INDEXER_MODULE} calls it; the original stays as the fallback",
 )
 CALLED_CANDIDATES = replace(CANDIDATES, name=f"_{CANDIDATES.name}")
+_UNLESS_NO_SLICES = f"wrapped, unless {ENABLE_SLICES}=0,"
 SPLIT = PatchPoint(
     "DeepseekV32IndexerMetadataBuilder._split_indexer_prefill_chunks",
     "method",
@@ -97,14 +98,14 @@ SPLIT = PatchPoint(
         *("compressed_seq_lens_cpu", "prefill_query_lens_cpu", "workspace_size", "max_logits_bytes"),
         "request_offset",
     ),
-    f"with {ENABLE_SLICES}=1 wrapped: chunks of long prompts have more rows",
+    f"{_UNLESS_NO_SLICES} so that chunks of long prompts fill the GPU",
 )
 SCORES = PatchPoint(
     "fp8_fp4_mqa_logits",
     "function",
     "vllm.utils.deep_gemm",
     ("q", "kv", "weights", "cu_seqlen_ks", "cu_seqlen_ke", "max_seqlen_k"),
-    f"with {ENABLE_SLICES}=1 wrapped where {INDEXER_MODULE} calls it: scores those chunks in slices",
+    f"{_UNLESS_NO_SLICES} where {INDEXER_MODULE} calls it: scores those chunks in slices",
     more="none",
 )
 MERGE = PatchPoint(
