@@ -229,7 +229,11 @@ def verdict(engines: Sequence[dict[str, Any]]) -> int:
 
 
 def prefill_times(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Microseconds of all prefill calls of each case where both made the same ones: medians of each shape."""
+    """Microseconds of all prefill calls of each case, the median of each shape for each of its calls.
+
+    Cases are left out where the sides differ in rows, or where a call of ours has more scores than any of
+    vLLM's: those are computed in the call.
+    """
     by_case: defaultdict[tuple[Any, ...], dict[str, Any]] = defaultdict(dict)
     for engine in engines:
         for case in engine.get("cases", ()):
@@ -242,7 +246,9 @@ def prefill_times(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         | {"calls": times[OURS]["calls"], "rows": times[OURS]["rows"]}
         | {f"{mode}_us": round(_usual(times[mode]["shapes"]), 1) for mode in (STOCK, OURS)}
         for key, times in by_case.items()
-        if set(times) == {STOCK, OURS} and _shapes(times[STOCK]) == _shapes(times[OURS])
+        if set(times) == {STOCK, OURS}
+        and times[STOCK]["rows"] == times[OURS]["rows"]
+        and _most_scores(times[OURS]) <= _most_scores(times[STOCK])
     ]
 
 
@@ -263,8 +269,8 @@ def _usual(shapes: Sequence[dict[str, Any]]) -> float:
     return sum(shape["calls"] * shape["us_median"] for shape in shapes)
 
 
-def _shapes(times: dict[str, Any]) -> list[tuple[int, int, int]]:
-    return [(shape["rows"], shape["width"], shape["calls"]) for shape in times["shapes"]]
+def _most_scores(times: dict[str, Any]) -> int:
+    return max(shape["rows"] * shape["width"] for shape in times["shapes"])
 
 
 def main(

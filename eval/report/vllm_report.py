@@ -320,6 +320,7 @@ def in_engine(files: Results) -> dict[str, Any] | None:
                 for part, what, digits, unit in (
                     ("topk_us", "a decode top-k", 1, "us"),
                     ("step_ms", "a whole step", 2, "ms"),
+                    ("gpu_ms", "the GPU's work in it", 3, "ms"),
                     ("prefill_ms", "the top-k of all prefill (by medians)", 2, "ms"),
                 )
                 if all(modes[mode].get(part) is not None for mode in MODES)

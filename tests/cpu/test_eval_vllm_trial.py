@@ -375,6 +375,26 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
     assert ("exit status 1" in said) is fails
 
 
+@pytest.mark.parametrize(
+    ("shapes", "us"),
+    [
+        ([(9, 40, 1), (1, 40, 1)], 8.0),
+        ([(4, 40, 2), (2, 40, 1)], 12.0),
+        ([(10, 40, 1)], None),  # more scores than vLLM's budget, so computed in the call
+        ([(9, 40, 1)], None),  # a row less
+    ],
+)
+def test_times_of_prefill_are_those_of_the_same_rows(shapes: list[tuple[int, int, int]], us: Any) -> None:
+    def engine(mode: str, shapes: list[tuple[int, int, int]]) -> dict[str, Any]:
+        each = [{"rows": r, "width": w, "calls": n, "us_median": 4.0} for r, w, n in shapes]
+        prefill = {"calls": len(each), "rows": sum(r * n for r, _, n in shapes), "shapes": each}
+        case = {"length": 40, "batch": 1, "prefill": prefill}
+        return {"mode": mode, "graphs": "full", "drafts": 0, "cases": [case]}
+
+    times = vllm_trial.prefill_times([engine(STOCK, [(9, 40, 1), (1, 40, 1)]), engine(OURS, shapes)])
+    assert [(one["stock_us"], one["ours_us"]) for one in times] == ([] if us is None else [(8.0, us)])
+
+
 def test_streams_are_compared_side_by_side() -> None:
     def sides(drafts: int) -> dict[str, Any]:
         tokens = {"stock": [[1, 2 + drafts]], "ours": [[1, 2]]}
