@@ -26,7 +26,6 @@ import os
 import sys
 import time
 import traceback
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -228,30 +227,6 @@ def verdict(engines: Sequence[dict[str, Any]]) -> int:
     return UNDECIDED if any(engine["problem"] for engine in engines) else 0
 
 
-def prefill_times(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Microseconds of all prefill calls of each case, the median of each shape for each of its calls.
-
-    Cases are left out where the sides differ in rows, or where a call of ours has more scores than any of
-    vLLM's: those are computed in the call.
-    """
-    by_case: defaultdict[tuple[Any, ...], dict[str, Any]] = defaultdict(dict)
-    for engine in engines:
-        for case in engine.get("cases", ()):
-            if (case.get("prefill") or {}).get("calls"):
-                key = (engine["graphs"], engine["drafts"], case["length"], case["batch"])
-                by_case[key][engine["mode"]] = case["prefill"]
-    names = ("graphs", "drafts", "length", "batch")
-    return [
-        dict(zip(names, key, strict=True))
-        | {"calls": times[OURS]["calls"], "rows": times[OURS]["rows"]}
-        | {f"{mode}_us": round(_usual(times[mode]["shapes"]), 1) for mode in (STOCK, OURS)}
-        for key, times in by_case.items()
-        if set(times) == {STOCK, OURS}
-        and times[STOCK]["rows"] == times[OURS]["rows"]
-        and _most_scores(times[OURS]) <= _most_scores(times[STOCK])
-    ]
-
-
 def streams(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """How far tokens of the same requests with and without drafts are the same; takes them from `engines`."""
     drawn = [(engine, sides) for engine in engines if (sides := engine.pop("streams", None))]
@@ -262,15 +237,6 @@ def streams(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if engine["drafts"] and engine["graphs"] in plain
         for side, stream in sides.items()
     ]
-
-
-def _usual(shapes: Sequence[dict[str, Any]]) -> float:
-    # The first call of a process waits until its kernel is loaded.
-    return sum(shape["calls"] * shape["us_median"] for shape in shapes)
-
-
-def _most_scores(times: dict[str, Any]) -> int:
-    return max(shape["rows"] * shape["width"] for shape in times["shapes"])
 
 
 def main(
@@ -318,8 +284,9 @@ def main(
         engines.append(_run_engine(spec, options, min(left, seconds)))
         write_json(out, report(engines, options))
         print(_summary(spec, engines[-1]), flush=True)
-    summary = report(engines, options) | {"prefill": prefill_times(engines), "streams": streams(engines)}
-    write_json(out, summary | {"machine": describe_machine(commit)})
+    write_json(
+        out, report(engines, options) | {"streams": streams(engines), "machine": describe_machine(commit)}
+    )
     return verdict(engines)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -22,7 +22,6 @@ from eval.engines.vllm_sampler import (
     WRONG_TOKEN,
     why_of,
 )
-from eval.engines.vllm_trial import prefill_times
 from eval.report.pages import listed, render, shown
 from eval.report.provenance import Files, Results, commits_of, device_of, older_kernels, refuse_if, source_of
 
@@ -216,7 +215,7 @@ def _has_compared(trial: Data) -> bool:
 
 def _has_times(trial: Data) -> bool:
     modes = {engine["mode"] for engine in trial["engines"] if engine.get("cases")}
-    return bool(trial.get("prefill")) or set(MODES) <= modes
+    return set(MODES) <= modes
 
 
 def _has_invariance(trial: Data) -> bool:
@@ -291,11 +290,9 @@ def _cases(trial: Data) -> Iterator[tuple[tuple[int, int], str, dict[str, Any]]]
                 "topk_us": next(iter(kernels.values())) if len(kernels) == 1 else None,
                 "step_ms": case.get("decode_ms_median"),
                 "gpu_ms": profile["gpu_us_per_step"] / 1000 if profile.get("gpu_us_per_step") else None,
+                "prefill": (case.get("prefill") or {}).get("shapes", ()),
             }
             yield (case["length"], case["batch"]), engine["mode"], figures
-    for case in prefill_times(trial["engines"]):
-        for mode in MODES:
-            yield (case["length"], case["batch"]), mode, {"prefill_ms": case[f"{mode}_us"] / 1000}
 
 
 def _by_case(trial: Data) -> dict[tuple[int, int], dict[str, dict[str, Any]]]:
@@ -305,7 +302,30 @@ def _by_case(trial: Data) -> dict[tuple[int, int], dict[str, dict[str, Any]]]:
     )
     for case, mode, figures in _cases(trial):
         found[case][mode] |= figures
+    for modes in found.values():
+        for mode, ms in prefill_times(*(modes[mode].get("prefill", ()) for mode in MODES)).items():
+            modes[mode]["prefill_ms"] = ms
     return dict(sorted(found.items()))
+
+
+def prefill_times(stock: Sequence[Data], ours: Sequence[Data]) -> dict[str, float]:
+    """Milliseconds of all prefill calls of each side, from their shapes: the median of each for each call.
+
+    There are none where the sides differ in rows, or where a call of ours has more scores than any of
+    vLLM's: those are computed in the call.
+    """
+
+    def most(shapes: Sequence[Data]) -> int:
+        return max((shape["rows"] * shape["width"] for shape in shapes), default=0)
+
+    if not ours or _rows(stock) != _rows(ours) or most(ours) > most(stock):
+        return {}
+    sides = zip(MODES, (stock, ours), strict=True)
+    return {mode: sum(each["calls"] * each["us_median"] for each in shapes) / 1000 for mode, shapes in sides}
+
+
+def _rows(shapes: Sequence[Data]) -> int:
+    return sum(shape["calls"] * shape["rows"] for shape in shapes)
 
 
 def in_engine(files: Results) -> dict[str, Any] | None:
@@ -359,12 +379,13 @@ def times(trial: Data) -> dict[str, Any]:
         "steps": [[name, *figures] for name, figures in steps.items()],
         "prefill": [
             (
-                f"{case['batch']} x {case['length']:,}",
-                f"{case['calls']:,}",
-                f"{case['rows']:,}",
-                *(shown(case[f"{mode}_us"] / 1000, 2) for mode in MODES),
+                name,
+                f"{sum(shape['calls'] for shape in modes['ours']['prefill']):,}",
+                f"{_rows(modes['ours']['prefill']):,}",
+                *(shown(modes[mode]["prefill_ms"], 2) for mode in MODES),
             )
-            for case in prefill_times(trial["engines"])
+            for name, modes in cases.items()
+            if "prefill_ms" in modes["ours"]
         ],
     }
 

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from eval.report.provenance import Results
-from eval.report.vllm_report import in_engine, mixed_call, total_compared, vllm_figures
+from eval.report.vllm_report import in_engine, mixed_call, prefill_times, total_compared, vllm_figures
 
 MACHINE = {"commit": "abc1234", "device": "NVIDIA H200"}
 PREFILL = ("prefill_rows", "prefill_rows_that_differ", "prefill_rows_seen")
@@ -76,6 +78,23 @@ def test_rows_of_all_gpus_stand_in_one_table_and_those_of_one_are_summed(tmp_pat
         _write(tmp_path / "h3", **{f"vllm_trial_{name}": _trial(engine, machine=machine)})
     last = total_compared(Results(tmp_path / "h3"))
     assert last is not None and last["decode"] == 2 and last["source"].endswith("commit def5678")
+
+
+@pytest.mark.parametrize(
+    ("ours", "ms"),
+    [
+        ([(9, 40, 1), (1, 40, 1)], 8.0),
+        ([(4, 40, 2), (2, 40, 1)], 12.0),
+        ([(10, 40, 1)], None),  # more scores than vLLM's budget, so computed in the call
+        ([(9, 40, 1)], None),  # a row less
+    ],
+)
+def test_times_of_prefill_are_those_of_the_same_rows(ours: list[tuple[int, int, int]], ms: float) -> None:
+    sides = [
+        [{"rows": rows, "width": width, "calls": n, "us_median": 4000.0} for rows, width, n in shapes]
+        for shapes in ([(9, 40, 1), (1, 40, 1)], ours)
+    ]
+    assert prefill_times(*sides) == ({} if ms is None else {"stock": 8.0, "ours": ms})
 
 
 def test_turns_of_both_samplers_are_averaged(tmp_path: Path) -> None:
