@@ -30,7 +30,6 @@ def small(log, monkeypatch):
     monkeypatch.setattr(slices, "ALIGNMENT", 16)
     monkeypatch.setattr(slices, "ROWS_PER_MULTIPROCESSOR", 2)
     monkeypatch.setattr(slices, "multiprocessors", lambda device: 2)
-    monkeypatch.setenv("GVR_TOPK_VLLM_SLICES", "1")
 
 
 @pytest.fixture
@@ -79,6 +78,14 @@ def test_long_prompts_are_exact_in_slices(scored, log, via_op, inference):
     assert not [line for line in log if "fell back" in line]
 
 
+def test_with_fewer_heads_more_rows_fill_the_gpu(scored):
+    integration.register()
+    runner = warmed(index_n_heads=16)
+    shapes = len(scored)
+    assert_prompts_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
+    assert {rows for rows, _ in scored[shapes:]} == {9} and calls()[SLICED] == 2
+
+
 def test_ranks_that_share_the_rows_score_theirs_in_slices(scored, monkeypatch):
     """Their shares begin and end within chunks, and each row is one rank's."""
     from vllm.model_executor.layers import sparse_attn_indexer as module
@@ -104,10 +111,13 @@ def test_ranks_that_share_the_rows_score_theirs_in_slices(scored, monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [{"dcp": 2}, {"pcp": True}, {"candidate_block_size": 8}, {"arch": 120}, {"backend": "persistent"}],
+    [
+        *({"dcp": 2}, {"pcp": True}, {"candidate_block_size": 8}, {"arch": 120}, {"microbatches": True}),
+        {"backend": "persistent"},
+    ],
 )
 def test_other_chunks_stay(scored, log, monkeypatch, options):
-    """Where keys are spread over ranks or CTAs, blocks are chosen first, or another top-k was chosen."""
+    """Ranks, CTAs or microbatches share the work, blocks are chosen first, or another top-k was chosen."""
     options = dict(options)
     arch = options.pop("arch", 90)
     monkeypatch.setattr(slices, "arch_of", lambda device: arch)
@@ -139,7 +149,7 @@ def test_a_builder_of_another_kind_keeps_its_chunks(scored, log):
     assert len(said) == 1
 
 
-def test_chunks_stay_where_they_are_to(scored, monkeypatch):
+def test_chunks_stay_where_slices_are_off(scored, monkeypatch):
     monkeypatch.setenv("GVR_TOPK_VLLM_SLICES", "0")
     integration.register()
     runner = warmed()

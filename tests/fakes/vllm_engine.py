@@ -169,6 +169,7 @@ class Runner:
         part: tuple[int, int, int] = (0, 1, 1),
         pcp: bool = False,
         tp: int = 1,
+        microbatches: bool = False,
         **model: Any,
     ) -> None:
         attention = importlib.import_module("vllm.models.deepseek_v32.attention")
@@ -183,7 +184,10 @@ class Runner:
             compilation_config=SimpleNamespace(max_cudagraph_capture_size=8),
             kernel_config=SimpleNamespace(sparse_indexer_topk_backend=backend),
             use_v2_model_runner=v2,
-            model_config=SimpleNamespace(hf_text_config=SimpleNamespace(**model), max_model_len=width),
+            model_config=SimpleNamespace(
+                hf_text_config=SimpleNamespace(**{"index_n_heads": 64} | model), max_model_len=width
+            ),
+            parallel_config=SimpleNamespace(use_ubatching=microbatches),
             fake_flattening=flattening,
             fake_logits_bytes=logits_bytes,
             fake_dcp=dcp,

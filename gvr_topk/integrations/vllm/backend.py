@@ -25,6 +25,11 @@ def backend_of(builder: Any) -> Any:
     return getattr(kernels, "sparse_indexer_topk_backend", AUTO)
 
 
+def uses_microbatches(builder: Any) -> bool:
+    """Whether two halves of a batch run beside each other, on a part of the GPU each."""
+    return getattr(getattr(builder.vllm_config, "parallel_config", None), "use_ubatching", False)
+
+
 class BackendSwitch(Switch):
     """Leaves calls to vLLM where another backend was chosen, and for good once our op has failed."""
 

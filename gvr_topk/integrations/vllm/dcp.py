@@ -29,7 +29,7 @@ from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import Say, one_line
 from gvr_topk.integrations._kit.replacement import Replacement
 from gvr_topk.integrations._kit.verify import PADDING, Differs
-from gvr_topk.integrations.vllm.backend import BackendSwitch, backend_of
+from gvr_topk.integrations.vllm.backend import BackendSwitch, backend_of, uses_microbatches
 from gvr_topk.integrations.vllm.metrics import CallMetrics
 from gvr_topk.integrations.vllm.upstream import ENGINE, INDEXER_MODULE
 
@@ -113,7 +113,7 @@ class DcpHook(Replacement[MergeCall]):
         config = builder.vllm_config
         if self._switch.reason_against(backend_of(builder)):
             return "another backend was chosen"
-        if getattr(getattr(config, "parallel_config", None), "use_ubatching", False):
+        if uses_microbatches(builder):
             return "microbatches run beside each other"
         longest = config.model_config.max_model_len
         return f"rows of {longest} tokens" if longest > MAX_WIDTH else ""

@@ -24,9 +24,13 @@ from torch import Tensor
 from gvr_topk.integrations._kit.device import arch_of, multiprocessors
 from gvr_topk.integrations._kit.log import Say, one_line
 from gvr_topk.integrations._kit.signatures import argument
+from gvr_topk.integrations.vllm.backend import uses_microbatches
+
+HEADS = 128
+"""Heads that the scorer's CTA takes at once, those of several rows."""
 
 ROWS_PER_MULTIPROCESSOR = 4
-"""Rows that the scorer's CTA takes at once with 32 heads; with 64 it takes half of them."""
+"""Least rows of a full chunk for each multiprocessor: a CTA's with 32 heads, and two CTAs' with 64."""
 
 DIVIDED_KEYS_ARCH = 120
 """Compute capability times ten from which DeepGEMM's scorer divides the keys of few rows among its CTAs."""
@@ -135,7 +139,9 @@ class SlicesHook:
             try:
                 if self._reason_against(builder):
                     return chunks
-                full = full_chunks(chunks, ROWS_PER_MULTIPROCESSOR * multiprocessors(builder.device))
+                heads = builder.vllm_config.model_config.hf_text_config.index_n_heads
+                rows = max(HEADS // heads, ROWS_PER_MULTIPROCESSOR) * multiprocessors(builder.device)
+                full = full_chunks(chunks, rows)
                 if full != chunks:
                     size = argument(args, kwargs, 3, "max_logits_bytes", 0)
                     self._budget = size // torch.float32.itemsize
@@ -187,9 +193,11 @@ class SlicesHook:
             reason = "candidate blocks are chosen first"
         elif arch_of(builder.device) >= DIVIDED_KEYS_ARCH:
             reason = "the scorer divides the keys itself here"
+        elif uses_microbatches(builder):
+            reason = "microbatches leave the scorer fewer multiprocessors"
         elif unseen:
             reason = f"{unseen[0]} has not scored a prompt"
-        if reason and self._served:
+        if reason and not self._served.isdisjoint(builder.layer_names):
             self._say("info", f"not in use: prefill slices: {reason}")
         return reason
 
