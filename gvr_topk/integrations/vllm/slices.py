@@ -197,7 +197,7 @@ class SlicesHook:
             reason = "microbatches leave the scorer fewer multiprocessors"
         elif unseen:
             reason = f"{unseen[0]} has not scored a prompt"
-        if reason and not self._served.isdisjoint(builder.layer_names):
+        if reason and self._served:
             self._say("info", f"not in use: prefill slices: {reason}")
         return reason
 
