@@ -13,6 +13,8 @@ void sharded_topk(const ShardedArguments& a) {
   check_on_gpu(a.logits);
   check_arguments(a);
   check(a.inboxes.is_cpu(), "inboxes: wanted a tensor on cpu, got one on another device");
+  const int device = a.logits.get_device();
+  const DeviceGuard guard(device);
   cudaPointerAttributes told{};
   check(cudaPointerGetAttributes(&told, a.told.data_ptr()) == cudaSuccess && told.type == cudaMemoryTypeHost,
         "told: wanted pinned memory, got other memory");
@@ -43,8 +45,6 @@ void sharded_topk(const ShardedArguments& a) {
   p.rank = static_cast<int32_t>(a.rank);
   p.interleave = static_cast<int32_t>(a.interleave);
   p.dtype = dtype_of(a.logits);
-  const int device = a.logits.get_device();
-  const DeviceGuard guard(device);
   const CallTarget target(device);
   if (p.rows == 0) return;
   const cudaError_t status = launch_sharded(p, target.stream);

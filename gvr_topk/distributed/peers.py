@@ -159,9 +159,11 @@ def connect(
         return None
     inbox: Tensor | None = None
     with _no_multicast(), contextlib.suppress(ImportError, RuntimeError):
+        from torch._C._distributed_c10d import _SymmetricMemory
         from torch.distributed import _symmetric_memory
 
-        inbox = _symmetric_memory.empty(INBOX_WORDS, dtype=torch.int64, device=device)
+        # Not from a pool, whose memory others may know from a group that is gone.
+        inbox = _SymmetricMemory.empty_strided_p2p((INBOX_WORDS,), (1,), torch.int64, device)
         inbox.zero_()
         torch.cuda.synchronize(device)  # before another rank can write there
     if not exchange(torch.tensor([[int(inbox is not None)]], device=device)).all() or inbox is None:
@@ -177,7 +179,9 @@ def connect(
     if min(offsets) < 0:
         return None
     addresses = [start + offset for start, offset in zip(starts, offsets, strict=True)]
-    return Peers(group.rank(), addresses, device, timeout_s, (inbox, handle))
+    peers = Peers(group.rank(), addresses, device, timeout_s, (inbox, handle))
+    torch.cuda.synchronize(device)  # before a call on any stream
+    return peers
 
 
 def _host() -> int:

@@ -466,10 +466,12 @@ class Memory:
         self.fails = fails
         self.starts: dict[int, int] = {}
         self.said: list[str | None] = []
+        self.waited: list[None] = []
         self.barrier = threading.Barrier(2)
 
-    def empty(self, count: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def empty_strided_p2p(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         self.said.append(os.environ.get(MULTICAST))
+        (count,), _ = size, stride
         if self.fails == "empty" and threading.current_thread() is threading.main_thread():
             raise RuntimeError("no such memory")
         return torch.ones(count + 8, dtype=dtype, device=device)[8:]
@@ -491,7 +493,8 @@ MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 def connected(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(dist, "_symmetric_memory", memory, raising=False)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch._C._distributed_c10d, "_SymmetricMemory", memory)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: memory.waited.append(None))
 
     def work(group: dist.ProcessGroup) -> Any:
         shards = Shards(group)
@@ -508,7 +511,7 @@ def test_ranks_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         assert each.rank == rank and addresses[rank] == inbox.data_ptr() and len(addresses) == 2
         assert addresses == [memory.starts[0] + 64, memory.starts[1] + 64]
         assert inbox.numel() == 2 * PEER_CTAS * PEER_CELLS and not inbox.any()
-    assert memory.said == ["1"] * 4
+    assert memory.said == ["1"] * 4 and len(memory.waited) == 4
 
 
 @pytest.mark.parametrize("before", [None, "0"])

@@ -143,12 +143,24 @@ class DcpHook(Replacement[MergeCall]):
             ours, agree = chosen.clone(), functools.partial(_agree, self._shards, logits)
             chosen.copy_(selected)  # from which vLLM merges
             try:
-                self.verifier.compare(self.own, original, lambda _: agree(ours, chosen))
+                self.verifier.compare(self.own, lambda: self._merge(original), lambda _: agree(ours, chosen))
             except Differs:
                 chosen.copy_(selected)
                 raise
             chosen.copy_(ours)
         return chosen
+
+    def _merge(self, original: Callable[[], Any]) -> None:
+        """Let vLLM merge on all ranks; raise on all where one could not, so that none compares alone."""
+        assert self._shards is not None
+        failed = None
+        try:
+            original()
+        except Exception as error:
+            failed = error
+        able = self._shards.exchange(torch.tensor([[int(failed is None)]], device=self._shards.device))
+        if not able.all():
+            raise failed or RuntimeError("another rank could not")
 
     def announcement(self, call: MergeCall) -> str:
         return f"{call.dcp_world_size} ranks agree on the score of rank {call.topk_tokens}"
