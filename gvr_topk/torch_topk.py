@@ -165,7 +165,7 @@ def kth_value(
 
     Notes
     -----
-    It costs what `topk` costs.
+    It costs what `topk` costs with ``sorted=False``, and a few passes over the `k` values of each row.
 
     Examples
     --------
@@ -174,9 +174,8 @@ def kth_value(
     """
     rows, k, axis = _checked(_KTH_VALUE, input, k, dim, low=1)
     keep = _kept(_KTH_VALUE, keepdim, dim) and input.dim() > 0
-    chosen = _topk(rows, k, axis, _KTH_VALUE.flag("largest", largest), True)
-    last = TopkResult(*(_last(tensor, axis) for tensor in chosen))
-    return last if keep else TopkResult(*(tensor.squeeze(axis) for tensor in last))
+    found = TopkResult(*_last(rows, k, axis, _KTH_VALUE.flag("largest", largest))[:2])
+    return found if keep else TopkResult(*(tensor.squeeze(axis) for tensor in found))
 
 
 def topk_threshold(
@@ -201,7 +200,7 @@ def topk_threshold(
 
     Notes
     -----
-    It costs what `topk` costs, and a comparison of the `k` values of each row.
+    It costs what `kth_value` costs.
 
     Examples
     --------
@@ -210,10 +209,8 @@ def topk_threshold(
     """
     rows, k, axis = _checked(_THRESHOLD, input, k, dim, low=1)
     keep = _kept(_THRESHOLD, keepdim, dim) and input.dim() > 0
-    values = _topk(rows, k, axis, _THRESHOLD.flag("largest", largest), True).values
-    kth = _last(values, axis)
-    ties = (values == kth) | ((values != values) & (kth != kth))  # NaN is equal to NaN
-    found = TopkThreshold(kth, ties.sum(axis, keepdim=True))
+    kth, _, quota = _last(rows, k, axis, _THRESHOLD.flag("largest", largest))
+    found = TopkThreshold(kth, quota)
     return found if keep else TopkThreshold(*(tensor.squeeze(axis) for tensor in found))
 
 
@@ -297,9 +294,22 @@ def _copied(found: TopkResult, out: Any) -> TopkResult:
     return TopkResult(*out)
 
 
-def _last(items: Tensor, dim: int) -> Tensor:
-    """The last items along a dimension, in memory of their own: a view would keep that of all others."""
-    return items.narrow(dim, items.shape[dim] - 1, 1).clone(memory_format=torch.contiguous_format)
+def _last(input: Tensor, k: int, dim: int, largest: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the last item that `topk` selects, its index, and how many of the items are equal to it.
+
+    Nothing is sorted: it is the worst of the items and, of equal ones, that with the greatest index.
+    """
+    indices = _positions(input.detach(), k, dim, largest)
+    values = input.detach().gather(dim, indices)
+    nan = values != values
+    if largest and values.is_floating_point():
+        numbers = values.masked_fill(nan, torch.inf)
+        worst = numbers.amin(dim, keepdim=True).masked_fill(nan.all(dim, keepdim=True), torch.nan)
+    else:
+        worst = (torch.amin if largest else torch.amax)(values, dim, keepdim=True)  # NaN is the greatest
+    equal = (values == worst) | (nan & (worst != worst))
+    index = torch.where(equal, indices, -1).amax(dim, keepdim=True)
+    return input.gather(dim, index), index, equal.sum(dim, keepdim=True)
 
 
 def _topk(input: Tensor, k: int, dim: int, largest: bool, sorted: bool) -> TopkResult:
