@@ -19,6 +19,7 @@ import importlib.util
 import json
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -440,8 +441,11 @@ def selections(bench: Mapping[str, Any], peers: Mapping[str, str]) -> list[str]:
     for run in bench["runs"]:
         counted = {impl: seen for impl, seen in run["sets_in_20_runs"].items() if isinstance(seen, int)}
         sets |= {impl: max(seen, sets.get(impl, 0)) for impl, seen in counted.items()}
-    named = {HINTED: "this package", **peers}
-    return [f"{name} {sets[impl]}" for impl, name in named.items() if impl in sets]
+    named: defaultdict[int, list[str]] = defaultdict(list)
+    for impl, name in {HINTED: "this package", **peers}.items():
+        if impl in sets:
+            named[sets[impl]].append(name)
+    return [f"{seen} by {listed(names)}" for seen, names in sorted(named.items())]
 
 
 def _eager_us(data: dict[str, Any]) -> dict[str, float]:

@@ -41,6 +41,8 @@ ENDED = "no end after"
 """What the problem of an engine says that was stopped by the time; what it had done by then counts."""
 
 PER_STEP = (("step_ms", 2), ("gpu_ms", 3))
+IN_ENGINE = (("topk_us", 1), ("prefill_ms", 2), ("gpu_ms", 3), ("step_ms", 2))
+"""What README tells of an engine, and its digits."""
 
 Data = Mapping[str, Any]
 
@@ -329,26 +331,21 @@ def _rows(shapes: Sequence[Data]) -> int:
 
 
 def in_engine(files: Results) -> dict[str, Any] | None:
-    """Times of both kinds of top-k inside one engine, in sentences: ``version``, ``source`` and ``cases``."""
+    """Times inside one engine, vLLM's in brackets: ``version``, ``source`` and rows of ``cases``."""
     trials = _sound(files.of_one_gpu(TRIALS, _has_times))
     for name in sorted(trials, key=lambda name: str(trials[name]["machine"].get("date")), reverse=True):
-        trial, told = trials[name], []
+        trial, cases = trials[name], []
         for (length, batch), modes in sorted(_by_case(trial).items(), key=lambda case: case[0][::-1]):
-            figures = [
-                f"{what} takes {shown(modes['ours'][part], digits)} {unit} instead of "
-                f"{shown(modes['stock'][part], digits)}"
-                for part, what, digits, unit in (
-                    ("topk_us", "a decode top-k", 1, "us"),
-                    ("step_ms", "a whole step", 2, "ms"),
-                    ("gpu_ms", "the GPU's work in it", 3, "ms"),
-                    ("prefill_ms", "the top-k of all prefill (by medians)", 2, "ms"),
-                )
-                if all(modes[mode].get(part) is not None for mode in MODES)
+            cells = [
+                "-"
+                if any(modes[mode].get(part) is None for mode in MODES)
+                else f"{shown(modes['ours'][part], digits)} ({shown(modes['stock'][part], digits)})"
+                for part, digits in IN_ENGINE
             ]
-            told += [f"at {batch} x {length:,} tokens {', '.join(figures)}"] if figures else []
-        if told:
+            cases += [[f"{batch} x {length:,}", *cells]] if set(cells) != {"-"} else []
+        if cases:
             files.quote({name: trial})
-            return {"version": trial["versions"]["vllm"], "source": source_of(trial), "cases": told}
+            return {"version": trial["versions"]["vllm"], "source": source_of(trial), "cases": cases}
     return None
 
 
