@@ -299,8 +299,7 @@ def _last(input: Tensor, k: int, dim: int, largest: bool) -> tuple[Tensor, Tenso
 
     Nothing is sorted: it is the worst of the items and, of equal ones, that with the greatest index.
     """
-    indices = _positions(input.detach(), k, dim, largest)
-    values = input.detach().gather(dim, indices)
+    values, indices = _topk(input.detach(), k, dim, largest, False)
     nan = values != values
     if largest and values.is_floating_point():
         numbers = values.masked_fill(nan, torch.inf)

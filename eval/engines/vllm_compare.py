@@ -251,7 +251,7 @@ class PrefillTimes:
             )
             chunk = chunks.setdefault(width, {"width": width, "rows": 0, "us": 0.0})
             chunk["rows"] += rows * len(times)
-            chunk["us"] += round(len(times) * statistics.median(whole), 1)
+            chunk["us"] = round(chunk["us"] + len(times) * statistics.median(whole), 1)
         return {
             "calls": sum(shape["calls"] for shape in shapes),
             "rows": sum(shape["rows"] * shape["calls"] for shape in shapes),

@@ -444,7 +444,7 @@ def selections(bench: Mapping[str, Any], peers: Mapping[str, str]) -> list[str]:
     named: defaultdict[int, list[str]] = defaultdict(list)
     for impl, name in {HINTED: "this package", **peers}.items():
         if impl in sets:
-            named[sets[impl]].append(name)
+            named[sets[impl]].append(name.replace(",", ""))  # which parts the names of the list
     return [f"{seen} by {listed(names)}" for seen, names in sorted(named.items())]
 
 

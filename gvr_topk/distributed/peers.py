@@ -162,7 +162,7 @@ def connect(
         from torch._C._distributed_c10d import _SymmetricMemory
         from torch.distributed import _symmetric_memory
 
-        # Not from a pool, whose memory others may know from a group that is gone.
+        # Not from a pool: other ranks may know its memory from a group that is gone.
         inbox = _SymmetricMemory.empty_strided_p2p((INBOX_WORDS,), (1,), torch.int64, device)
         inbox.zero_()
         torch.cuda.synchronize(device)  # before another rank can write there

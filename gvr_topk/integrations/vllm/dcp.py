@@ -158,8 +158,7 @@ class DcpHook(Replacement[MergeCall]):
             original()
         except Exception as error:
             failed = error
-        able = self._shards.exchange(torch.tensor([[int(failed is None)]], device=self._shards.device))
-        if not able.all():
+        if not self._shards.exchange(torch.tensor([[int(failed is None)]], device="cpu")).all():
             raise failed or RuntimeError("another rank could not")
 
     def announcement(self, call: MergeCall) -> str:

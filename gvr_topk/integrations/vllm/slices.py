@@ -27,7 +27,7 @@ from gvr_topk.integrations._kit.signatures import argument
 from gvr_topk.integrations.vllm.backend import uses_microbatches
 
 HEADS = 128
-"""Heads that the scorer's CTA takes at once, those of several rows."""
+"""Heads that a CTA of the scorer takes at once, those of one row or of several."""
 
 ROWS_PER_MULTIPROCESSOR = 4
 """Least rows of a full chunk for each multiprocessor: a CTA's with 32 heads, and two CTAs' with 64."""

@@ -89,7 +89,7 @@ CANDIDATES = PatchPoint(
     f"wrapped where {INDEXER_MODULE} calls it; the original stays as the fallback",
 )
 CALLED_CANDIDATES = replace(CANDIDATES, name=f"_{CANDIDATES.name}")
-_UNLESS_NO_SLICES = f"wrapped, unless {ENABLE_SLICES}=0,"
+_UNLESS = "wrapped, unless {}=0,".format
 SPLIT = PatchPoint(
     "DeepseekV32IndexerMetadataBuilder._split_indexer_prefill_chunks",
     "method",
@@ -98,14 +98,14 @@ SPLIT = PatchPoint(
         *("compressed_seq_lens_cpu", "prefill_query_lens_cpu", "workspace_size", "max_logits_bytes"),
         "request_offset",
     ),
-    f"{_UNLESS_NO_SLICES} so that chunks of long prompts fill the GPU",
+    f"{_UNLESS(ENABLE_SLICES)} so that chunks of long prompts fill the GPU",
 )
 SCORES = PatchPoint(
     "fp8_fp4_mqa_logits",
     "function",
     "vllm.utils.deep_gemm",
     ("q", "kv", "weights", "cu_seqlen_ks", "cu_seqlen_ke", "max_seqlen_k"),
-    f"{_UNLESS_NO_SLICES} where {INDEXER_MODULE} calls it: scores those chunks in slices",
+    f"{_UNLESS(ENABLE_SLICES)} where {INDEXER_MODULE} calls it: scores those chunks in slices",
     more="none",
 )
 MERGE = PatchPoint(
@@ -115,7 +115,6 @@ MERGE = PatchPoint(
     ("logits", "topk_indices", "topk_tokens", "dcp_rank", "dcp_world_size", "cp_interleave", "row_starts"),
     f"with {ENABLE_DCP}=1 wrapped: ranks agree on the k-th score; the original stays as the fallback",
 )
-_UNLESS_OFF = f"wrapped, unless {ENABLE_SAMPLER}=0,"
 TOPK_SCORES = PatchPoint(
     "compute_topk_scores",
     "function",
@@ -124,7 +123,7 @@ TOPK_SCORES = PatchPoint(
         *("logits", "num_logprobs", "sampled_token_ids", "cu_num_logits", "logprob_token_ids_state"),
         *("expanded_idx_mapping", "max_per_req_token_ids", "logits_mode"),
     ),
-    f"{_UNLESS_OFF} where the V2 model runner calls it; the original stays as the fallback",
+    f"{_UNLESS(ENABLE_SAMPLER)} where the V2 model runner calls it; the original stays as the fallback",
 )
 SAMPLE = PatchPoint(
     "Sampler.sample",
@@ -134,7 +133,7 @@ SAMPLE = PatchPoint(
         *("self", "logits", "expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "pos", "input_ids"),
         *("expanded_local_pos", "seq_lens_upper_bound_np", "return_logprobs"),
     ),
-    f"{_UNLESS_OFF} and draws with our op; the original stays as the fallback",
+    f"{_UNLESS(ENABLE_SAMPLER)} and draws with our op; the original stays as the fallback",
 )
 VERIFY_DRAFTS = PatchPoint(
     "RejectionSampler._verify",
@@ -145,14 +144,14 @@ VERIFY_DRAFTS = PatchPoint(
         *("idx_mapping_np", "expanded_idx_mapping", "expanded_local_pos", "seq_lens_upper_bound_np"),
         "verify_draft_sampled",
     ),
-    f"{_UNLESS_OFF} and verifies with our op; the original stays as the fallback",
+    f"{_UNLESS(ENABLE_SAMPLER)} and verifies with our op; the original stays as the fallback",
 )
 MASKS = PatchPoint(
     "SamplingMaskTensors.from_logits",
     "method",
     "vllm.v1.worker.gpu.sample.output",
     ("logits", "cu_num_logits", "num_sampled_tokens", "max_num_kept", "rows_per_request"),
-    f"{_UNLESS_OFF} and takes what the draw kept; the original stays as the fallback",
+    f"{_UNLESS(ENABLE_SAMPLER)} and takes what the draw kept; the original stays as the fallback",
 )
 BUILDER_OBJECT = PatchPoint(
     "DeepseekV32IndexerMetadataBuilder()",
