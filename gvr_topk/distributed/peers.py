@@ -41,9 +41,10 @@ class ShardedArguments(NamedTuple):
     inboxes : Tensor, ``[world]``, int64, on the host
         Address of the memory of each rank.
     progress : Tensor, ``[PEER_CTAS]``, int32
-        Number of the last exchange of each CTA.
+        Number of the last exchange of each CTA; others stand for a launch under way and for a failure.
     told : Tensor, ``[world + 1, HEADER_WORDS]``, int64, pinned memory of the host
-        Headers of a call in which they differed; then 1 + a rank that was not heard of.
+        Headers of a call in which they differed; then 1 + a rank that was not heard of, or 1 + this one if
+        two of its calls ran at once.
     """
 
     logits: Tensor
@@ -119,13 +120,15 @@ class Peers:
         self._told = torch.zeros(shape, dtype=torch.int64, device="cpu", pin_memory=is_cuda)
 
     def heard(self) -> tuple[list[list[int]], str]:
-        """Return headers that differ, if any, of all ranks; and an error if a rank was not heard of."""
+        """Return headers that differ, if any, of all ranks; and an error if an exchange has failed."""
         *heads, (late, *_) = self._told.tolist()
-        after = f"rank {late - 1} was not heard of within {self.timeout_s:g} s"
-        return (
-            heads,
-            "" if late == 0 else f"gvr_topk.Shards: {after}; all ranks have to make their Shards anew",
-        )
+        if late == 0:
+            return heads, ""
+        if late - 1 == self.rank:
+            why = "two calls ran at once, on two streams"
+        else:
+            why = f"rank {late - 1} was not heard of within {self.timeout_s:g} s"
+        return heads, f"gvr_topk.Shards: {why}; all ranks have to make their Shards anew"
 
     def arguments(
         self,

@@ -557,15 +557,18 @@ def test_shards_say_what_their_peers_have_heard() -> None:
         shards.peers._told[2, 0] = 1
         with pytest.raises(RuntimeError) as late:
             shards.check()
+        shards.peers._told[2, 0] = 2
+        with pytest.raises(RuntimeError) as met:
+            shards.check()
         shards.peers._told[1, 2] = 7
         with pytest.raises(ValueError, match="got step 0 on rank 0 and step 7 on rank 1"):
             shards.check()
-        return str(late.value)
+        return str(late.value), str(met.value)
 
-    wanted = (
-        "gvr_topk.Shards: rank 0 was not heard of within 0.25 s; all ranks have to make their Shards anew"
-    )
-    assert shard_ranks.in_threads(1, work) == [wanted]
+    then = "all ranks have to make their Shards anew"
+    late = f"gvr_topk.Shards: rank 0 was not heard of within 0.25 s; {then}"
+    met = f"gvr_topk.Shards: two calls ran at once, on two streams; {then}"
+    assert shard_ranks.in_threads(1, work) == [(late, met)]
 
 
 @pytest.mark.parametrize("gather", [False, True])

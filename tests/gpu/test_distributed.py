@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +27,7 @@ EITHER_WAY = pytest.mark.parametrize("peer_memory", [False, True], ids=["collect
 WORLD = 2
 INTERLEAVE = 64
 STEPS = 20
-STRESS_STEPS = 1000
+STRESS_STEPS = int(os.environ.get("GVR_TOPK_STRESS_STEPS", "1000"))
 K = 2048
 
 
@@ -93,8 +95,8 @@ def wrong_rows(got: Any, whole: Tensor, lengths: Tensor) -> int:
     return int((wrong | (got.counts != counts)).sum())
 
 
-def shards_of(peer_memory: bool) -> Shards:
-    shards = Shards(ownership=INTERLEAVE, device="cuda", peer_memory=peer_memory)
+def shards_of(peer_memory: bool, group: Any = None, timeout_s: float = 60) -> Shards:
+    shards = Shards(group, ownership=INTERLEAVE, device="cuda", peer_memory=peer_memory, timeout_s=timeout_s)
     assert (shards.peers is not None) == peer_memory
     return shards
 
@@ -207,3 +209,65 @@ def test_a_rank_that_is_late(tmp_path: Path) -> None:
     assert 1 < seconds < 2 and counts == [0, 0, 0]
     wanted = "gvr_topk.Shards: rank 1 was not heard of within 1 s; all ranks have to make their Shards anew"
     assert said == [wanted, wanted]
+
+
+def make_anew(_: Any) -> list[tuple[int, str]]:
+    """Make Shards, and miss a call as rank 1; returns wrong rows and what was said, four times."""
+    steps = Chain(3, 8192, torch.float32)
+    said = []
+    for _ in range(4):
+        group = dist.new_group()
+        shards = shards_of(True, group, timeout_s=0.5)
+        whole = steps.step()
+        got = sharded_topk(steps.part, steps.lengths, K, shards=shards)
+        wrong = wrong_rows(got, whole, steps.whole_lengths)
+        if dist.get_rank() == 0:
+            sharded_topk(steps.part, steps.lengths, K, shards=shards)  # the other rank misses it
+        torch.cuda.synchronize()
+        try:
+            shards.check()
+            said.append((wrong, ""))
+        except RuntimeError as error:
+            said.append((wrong, str(error)))
+        dist.barrier()
+        del shards, got
+        dist.destroy_process_group(group)
+    return said
+
+
+def test_shards_made_anew_are_in_order(tmp_path: Path) -> None:
+    late = "gvr_topk.Shards: rank 1 was not heard of within 0.5 s; all ranks have to make their Shards anew"
+    assert run(make_anew, None, tmp_path) == [[(0, late)] * 4, [(0, "")] * 4]
+
+
+def die_in_the_middle(_: Any) -> list[Any]:
+    """Kill rank 1 while its GPU works; returns what rank 0 gets, is told, and after how many seconds."""
+    steps, shards = Chain(3, 8192, torch.float32), shards_of(True, timeout_s=2)
+    whole = steps.step()
+
+    def once() -> Any:
+        return sharded_topk(steps.part, steps.lengths, K, shards=shards)
+
+    wrong = wrong_rows(once(), whole, steps.whole_lengths)
+    dist.barrier()
+    torch.cuda.synchronize()
+    if dist.get_rank() == 1:
+        for _ in range(100):
+            once()
+        os.kill(os.getpid(), signal.SIGKILL)
+    started, said = time.monotonic(), ""
+    while not said:
+        try:
+            got = once()
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            said = str(error)
+    return [wrong, got.counts.tolist(), time.monotonic() - started, said]
+
+
+def test_a_rank_that_is_killed(tmp_path: Path) -> None:
+    (wrong, counts, seconds, said), killed = run(die_in_the_middle, None, tmp_path)
+    assert killed is None and wrong == 0 and counts == [0, 0, 0] and seconds < 4
+    assert said == (
+        "gvr_topk.Shards: rank 1 was not heard of within 2 s; all ranks have to make their Shards anew"
+    )

@@ -246,7 +246,7 @@ def test_numbers_of_exchanges_begin_again() -> None:
     first = ranks.choose(*ordinary(2), K, TURN)
     few = ranks.choose(*ordinary(2), 9, TURN)
     for peers in ranks.peers:
-        peers._progress.fill_(-4)  # two exchanges before the last number
+        peers._progress.fill_(-5)  # two exchanges before the last number
     for turn in range(6):
         again = ranks.choose(*ordinary(2), 9 if turn else K, TURN)
         assert all(
@@ -268,7 +268,7 @@ def test_numbers_of_the_lap_before_are_not_taken() -> None:
     for k in (K, 9, 9, 9):  # 1 leaves numbers that no later exchange overwrites
         ranks.choose(parts, lengths, k, TURN)
     for peers in ranks.peers:
-        peers._progress.fill_(-4)
+        peers._progress.fill_(-5)
     for _ in range(2):
         ranks.choose(parts, lengths, 9, TURN)
     again = ranks.choose(other, lengths, K, TURN, late=1_000_000)
@@ -357,6 +357,23 @@ def test_a_rank_that_is_late_ends_the_call_and_all_later_ones() -> None:
     end.record()
     torch.cuda.synchronize()
     assert start.elapsed_time(end) < 2000  # no call waits again
+
+
+def test_two_calls_at_once_end_in_an_error() -> None:
+    ranks = Ranks(2, timeout_s=0.3)
+    parts, lengths = ordinary(2)
+    best = indexer_topk_decode(parts[0], lengths[0], K)
+    found = ranks.results(3, K)
+    torch.cuda.synchronize()
+    for stream, results in zip(ranks.streams, found, strict=True):
+        with torch.cuda.stream(stream):
+            given = parts[0], lengths[0], best, results
+            launch(ranks.peers[0].arguments(*given, K, TURN, HEADER, 0))
+    torch.cuda.synchronize()
+    assert nothing(found[0], K) and nothing(found[1], K)
+    wanted = "two calls ran at once, on two streams; all ranks have to make their Shards anew"
+    assert ranks.peers[0].heard()[1] == f"gvr_topk.Shards: {wanted}"
+    assert nothing(ranks.choose(parts[:1], lengths[:1], K, TURN)[0], K)
 
 
 def test_any_content_of_memory_writes_only_results() -> None:

@@ -264,7 +264,7 @@ struct ShardedParams {
   int64_t out_stride, local_stride;
   int32_t* counts;                // [rows]
   uint64_t* inboxes[kPeerRanks];  // of each rank: what all ranks write into, and it reads
-  uint32_t* progress;             // [kPeerCtas]: number of the last exchange of each CTA, or kPeerBroken
+  uint32_t* progress;             // [kPeerCtas]: number of the last exchange of each CTA, or a state
   int64_t* told;  // of the host, [world + 1, kHeaderWords]: headers that differ; 1 + a late rank
   int64_t header[kHeaderWords];  // what ranks have to agree on
   const int64_t* step;           // or null: takes the place of the header's last word

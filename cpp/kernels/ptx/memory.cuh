@@ -224,8 +224,8 @@ GVR_DEVICE uint64_t load_system(const uint64_t* p) {
 }
 
 // Returns a clock in nanoseconds, which all SMs share.
-GVR_DEVICE uint64_t clock_ns() {
-  uint64_t now;
+GVR_DEVICE int64_t clock_ns() {
+  int64_t now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
 }

@@ -14,7 +14,8 @@
 
 namespace gvr_topk::sharded {
 
-constexpr uint32_t kPeerBroken = 0xffffffffu;
+// What stands for a number of an exchange: while a launch is under way, and once an exchange has failed.
+constexpr uint32_t kPeerBusy = 0xfffffffeu, kPeerBroken = 0xffffffffu;
 
 // Returns n / divisor, which are at most 2^21, by the divisor's reciprocal.
 GVR_DEVICE int quotient(int n, float reciprocal) {
@@ -40,17 +41,25 @@ struct Exchange {
   GVR_DEVICE Exchange(const ShardedParams& p, Smem& smem, int cta)
       : p(p), smem(smem), cta(cta), capacity(kPeerCells / p.world), number(0) {}
 
-  // What all threads go by is read by one of them, and becomes known in `begin`.
+  // What all threads go by is read by one of them, and becomes known in `begin`. Records of two launches at
+  // once would mix: the second one breaks the exchange.
   GVR_DEVICE void open(int thread) {
     if (thread > 0) return;
-    number = p.progress[cta];
     smem.late = 0;
+    number = atomicExch(&p.progress[cta], kPeerBusy);
+    if (number != kPeerBusy) return;
+    tell_late(1 + p.rank);
+    atomicExch(&p.progress[cta], number = kPeerBroken);
+  }
+
+  GVR_DEVICE void close(int thread) const {
+    if (thread == 0) atomicCAS(&p.progress[cta], kPeerBusy, number);
   }
 
   // Begins an exchange, behind a barrier. Returns whether there can be one.
   GVR_DEVICE bool begin(int thread) {
     if (thread == 0) {
-      if (number != kPeerBroken) number = number == kPeerBroken - 1 ? 1 : number + 1;
+      if (number != kPeerBroken) number = number == kPeerBusy - 1 ? 1 : number + 1;
       smem.number = number;
     }
     __syncthreads();
@@ -91,14 +100,14 @@ struct Exchange {
   // part.
   template <typename IsInVain, typename Use>
   GVR_DEVICE bool receive(int count, int thread, IsInVain is_in_vain, Use use) {
-    uint64_t start = 0;
+    int64_t start = 0;
 #pragma unroll 1
     for (int first = 0; first < (p.world - 1) * count; first += kPolled * kThreads) {
       poll(count, first, thread, start, is_in_vain, use);
     }
     __syncthreads();
     if (smem.late == 0) return true;
-    if (thread == 0) p.told[p.world * kHeaderWords] = smem.late;
+    if (thread == 0) tell_late(smem.late);
     number = kPeerBroken;
     return false;
   }
@@ -122,6 +131,12 @@ struct Exchange {
   }
 
  private:
+  // Tells the host, once, of a rank that was not heard of; of this one, if two of its launches met.
+  GVR_DEVICE void tell_late(int one_plus_rank) const {
+    volatile int64_t& told = p.told[p.world * kHeaderWords];
+    if (told == 0) told = one_plus_rank;
+  }
+
   // Where rank `to` finds the records of this exchange.
   GVR_DEVICE uint64_t* records(int to) const {
     return p.inboxes[to] + (static_cast<int>(number & 1) * kPeerCtas + cta) * kPeerCells;
@@ -139,7 +154,7 @@ struct Exchange {
   // Receives this thread's numbers from the one with number `first` on, counted over the records of all
   // others.
   template <typename IsInVain, typename Use>
-  GVR_DEVICE void poll(int count, int first, int thread, uint64_t& start, IsInVain is_in_vain, Use use) {
+  GVR_DEVICE void poll(int count, int first, int thread, int64_t& start, IsInVain is_in_vain, Use use) {
     const uint64_t* const cells = records(p.rank);
     const float reciprocal = 1.0f / static_cast<float>(count);
     const int used = ((p.world - 1) * count - first + kThreads - 1) / kThreads;  // cells of a thread
@@ -160,7 +175,7 @@ struct Exchange {
       awaited[i] = from < p.world ? from * capacity + at[i] : -1;
     });
     bool gives_up = false;
-    for (int polls = 1;; ++polls) {
+    for (uint32_t polls = 1;; ++polls) {
       for_each([&](int i) {
         if (awaited[i] >= 0) cell[i] = ptx::load_system(cells + awaited[i]);
       });
@@ -170,8 +185,9 @@ struct Exchange {
       });
       if (missing < 0 || gives_up) break;
       if (polls % kPollsPerLook != 0) continue;
-      if (start == 0) start = ptx::clock_ns();
-      const bool is_late = ptx::clock_ns() - start > static_cast<uint64_t>(p.timeout_ns);
+      const int64_t now = ptx::clock_ns();
+      if (start == 0) start = now;
+      const bool is_late = now - start > p.timeout_ns;
       if (is_late) atomicMax(&smem.late, 1 + missing / capacity);
       gives_up = is_late || is_in_vain();
     }

@@ -491,7 +491,7 @@ static __global__ void __launch_bounds__(kThreads, 1) choose(const __grid_consta
                           each, threads};
     can_exchange = chooser.run(can_exchange);
   }
-  if (thread == 0) p.progress[blockIdx.x] = exchange.number;
+  exchange.close(thread);
 }
 
 }  // namespace gvr_topk::sharded
