@@ -24,9 +24,11 @@ from gvr_topk.constants import (
     MAX_NEXT_N,
     MAX_PAGE_SIZE,
     MAX_ROWS,
+    MAX_SORTED_ITEMS,
     MAX_WIDTH,
     PAPER_MAX_WIDTH,
     STATE_FLOATS,
+    ItemOrder,
     Path,
     StatsColumn,
 )
@@ -178,6 +180,31 @@ class InBlocksArguments(NamedTuple):
     compress_ratio: int = 1
     block_size: int = BLOCK_SIZE
     row_starts: Tensor | None = None
+
+
+class TopkItemsArguments(NamedTuple):
+    """One call of ``torch.ops.gvr_topk.topk_items``, in the order of its schema.
+
+    `gvr_topk.topk` calls it behind the decode op, whose `positions` ascend. Of these items of each row of
+    `logits` it writes `values` and `indices`.
+
+    Attributes
+    ----------
+    values, indices : Tensor, ``[rows, k]``, contiguous, of the dtype of `logits` and int64
+        Of a position outside of the row they are NaN and -1, and it ranks last.
+    order : int
+        One of `ItemOrder`. Equal values stay as they are, and so does every NaN. At most
+        `MAX_SORTED_ITEMS` items are sorted.
+    candidates : Tensor, ``[rows, width]``, int64, contiguous
+        The index of each position of a row; without it, itself.
+    """
+
+    logits: Tensor
+    positions: Tensor
+    values: Output
+    indices: Output
+    order: int = 0
+    candidates: Tensor | None = None
 
 
 class _Argument(NamedTuple):
@@ -534,6 +561,7 @@ DECODE = Checks("gvr_topk.indexer_topk_decode")
 PREFILL = Checks("gvr_topk.indexer_topk_prefill")
 BLOCKS = Checks("gvr_topk.indexer_topk_blocks")
 IN_BLOCKS = Checks("gvr_topk.indexer_topk_in_blocks")
+TOPK = Checks("gvr_topk.topk")
 
 
 def _check_state(a: DecodeArguments, rows: int, requests: int) -> None:
@@ -674,3 +702,20 @@ def check_in_blocks(a: InBlocksArguments) -> None:
     if a.blocks.shape[1] > MAX_CHOSEN_BLOCKS:
         raise IN_BLOCKS.fail("blocks", f"at most {MAX_CHOSEN_BLOCKS} columns", a.blocks.shape[1])
     IN_BLOCKS.memory(a)
+
+
+def check_topk_items(a: TopkItemsArguments) -> None:
+    """Refuse every argument of the op that lists items whose effect on the device would be undefined."""
+    TOPK.score_rows(a.logits)
+    rows = a.logits.shape[0]
+    TOPK.tensor("positions", a.positions, a.logits, torch.int32, (rows, None))
+    k = a.positions.shape[1]
+    TOPK.tensor("values", a.values, a.logits, a.logits.dtype, (rows, k))
+    TOPK.contiguous("values", a.values)
+    TOPK.tensor("indices", a.indices, a.logits, torch.int64, (rows, k))
+    TOPK.contiguous("indices", a.indices)
+    TOPK.integer("order", a.order, 0, len(ItemOrder) - 1)
+    if a.order != ItemOrder.AS_GIVEN and k > MAX_SORTED_ITEMS:
+        raise TOPK.fail("positions", f"at most {MAX_SORTED_ITEMS} columns to sort", k)
+    TOPK.row_table("candidates", a.candidates, a.logits, torch.int64, a.logits.shape[1])
+    TOPK.memory(a)

@@ -93,6 +93,14 @@ class StatsColumn(enum.IntEnum):
     DONE = 7
 
 
+class ItemOrder(enum.IntEnum):
+    """The order of a row's items."""
+
+    AS_GIVEN = 0
+    DESCENDING = 1
+    ASCENDING = 2
+
+
 MAX_WIDTH = 2097152
 """Longest row, in elements, that the kernels are built and tested for."""
 
@@ -140,6 +148,9 @@ MAX_TIMEOUT_NS = 86400000000000
 
 HEADER_WORDS = 3
 """Words of 8 bytes in which ranks have to agree."""
+
+MAX_SORTED_ITEMS = 8192
+"""Most selected items of a row that a GPU sorts in one launch."""
 
 MAX_RANKED_TOKENS = 1024
 """Most tokens of a row that a GPU ranks by their log-probabilities."""

@@ -13,11 +13,13 @@ from gvr_topk.arguments import (
     InBlocksArguments,
     PrefillArguments,
     PrefillSliceArguments,
+    TopkItemsArguments,
     check_blocks,
     check_decode,
     check_in_blocks,
     check_prefill,
     check_prefill_slice,
+    check_topk_items,
 )
 from gvr_topk.constants import (
     FLAG_CLAMP_PAGES,
@@ -27,6 +29,7 @@ from gvr_topk.constants import (
     STATE_UNKNOWN,
     STATE_VALUE_ONLY,
     HintReason,
+    ItemOrder,
     Path,
     StatsColumn,
 )
@@ -308,3 +311,28 @@ def in_blocks(a: InBlocksArguments) -> None:
     logits, lengths = _rows_of_blocks(a)
     drop = bool(a.flags & FLAG_DROP_MASKED)
     a.out[:, : a.k] = exact_topk_in_blocks(logits, lengths, a.blocks, a.k, drop=drop)
+
+
+def topk_items(a: TopkItemsArguments) -> None:
+    """Serve one call of the op that gives values and indices of items; CPU tensors only."""
+    check_topk_items(a)
+    if a.positions.numel() == 0:
+        return
+    width = a.logits.shape[1]
+    inside = (a.positions >= 0) & (a.positions < width)
+    if width == 0:
+        a.values.fill_(torch.nan)
+        a.indices.fill_(-1)
+        return
+    index = torch.where(inside, a.positions, 0).to(torch.int64)
+    values = torch.where(inside, a.logits.gather(1, index), torch.nan)
+    if a.candidates is not None:
+        index = a.candidates.gather(1, index)
+    index = torch.where(inside, index, -1)
+    if a.order != ItemOrder.AS_GIVEN:
+        keys = order_key(values)
+        worst_first = keys if a.order == ItemOrder.DESCENDING else _KEY_BITS - keys
+        order = torch.where(inside, worst_first, 0).argsort(dim=1, descending=True, stable=True)
+        values, index = values.gather(1, order), index.gather(1, order)
+    a.values.copy_(values)
+    a.indices.copy_(index)

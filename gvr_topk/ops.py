@@ -20,17 +20,20 @@ from gvr_topk.arguments import (
     IN_BLOCKS,
     PREFILL,
     PREFILL_PATHS,
+    TOPK,
     BlocksArguments,
     Checks,
     DecodeArguments,
     InBlocksArguments,
     PrefillArguments,
     PrefillSliceArguments,
+    TopkItemsArguments,
     check_blocks,
     check_decode,
     check_in_blocks,
     check_prefill,
     check_prefill_slice,
+    check_topk_items,
     either,
     schema,
 )
@@ -115,6 +118,7 @@ OPS = (
     Op(PREFILL, PrefillSliceArguments, check_prefill_slice, cpu.prefill_slice, suffix="_slice"),
     Op(BLOCKS, BlocksArguments, check_blocks, cpu.blocks),
     Op(IN_BLOCKS, InBlocksArguments, check_in_blocks, cpu.in_blocks),
+    Op(TOPK, TopkItemsArguments, check_topk_items, cpu.topk_items, suffix="_items"),
 )
 _CALLS = {op.arguments: op.register() for op in OPS}
 

@@ -18,13 +18,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from gvr_topk.arguments import Checks
-from gvr_topk.constants import MAX_ROWS, MAX_WIDTH
+from gvr_topk.arguments import TOPK, Checks, TopkItemsArguments
+from gvr_topk.constants import MAX_ROWS, MAX_SORTED_ITEMS, MAX_WIDTH, ItemOrder
 from gvr_topk.contract import DTYPES
 from gvr_topk.layers import indexer_topk
+from gvr_topk.ops import launch
 
-_TOPK, _KTH_VALUE = Checks("gvr_topk.topk"), Checks("gvr_topk.kth_value")
+_KTH_VALUE = Checks("gvr_topk.kth_value")
 _THRESHOLD, _MASK = Checks("gvr_topk.topk_threshold"), Checks("gvr_topk.topk_mask")
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -122,12 +124,12 @@ def topk(
     >>> topk(torch.tensor([0.5, 3.0, 1.0, 3.0]), 3).indices
     tensor([1, 3, 2])
     """
-    rows, k, dim = _checked(_TOPK, input, k, _TOPK.integer("dim", dim), low=0)
-    largest, sorted = _TOPK.flag("largest", largest), _TOPK.flag("sorted", sorted)
+    rows, k, dim = _checked(TOPK, input, k, TOPK.integer("dim", dim), low=0)
+    largest, sorted = TOPK.flag("largest", largest), TOPK.flag("sorted", sorted)
     if index_dtype not in _INDEX_DTYPES:
-        raise _TOPK.fail("index_dtype", "torch.int64 or torch.int32", repr(index_dtype))
+        raise TOPK.fail("index_dtype", "torch.int64 or torch.int32", repr(index_dtype))
     if index_dtype is torch.int32 and rows.shape[dim] > 1 << 31:
-        raise _TOPK.fail("index_dtype", "torch.int64 for more than 2**31 elements", repr(index_dtype))
+        raise TOPK.fail("index_dtype", "torch.int64 for more than 2**31 elements", repr(index_dtype))
     chosen = _topk(rows, k, dim, largest, sorted)
     found = TopkResult(chosen.values, chosen.indices.to(index_dtype))
     if input.dim() == 0:
@@ -283,13 +285,13 @@ def _kept(checks: Checks, keepdim: bool, dim: int | None) -> bool:
 def _copied(found: TopkResult, out: Any) -> TopkResult:
     """Copy results to where the caller wants them."""
     if not isinstance(out, tuple | list) or len(out) != 2:
-        raise _TOPK.fail("out", "a tuple of values and indices", type(out).__name__)
+        raise TOPK.fail("out", "a tuple of values and indices", type(out).__name__)
     if found.values.requires_grad:
-        raise _TOPK.fail("out", "an input without a gradient, or torch.no_grad", "an input with one")
+        raise TOPK.fail("out", "an input without a gradient, or torch.no_grad", "an input with one")
     for name, target, result in zip(("out[0]", "out[1]"), out, found, strict=True):
         if isinstance(target, Tensor) and target.numel() == 0:
             target.resize_(result.shape)
-        _TOPK.tensor(name, target, result, result.dtype, tuple(result.shape), strided=True)
+        TOPK.tensor(name, target, result, result.dtype, tuple(result.shape), strided=True)
         target.copy_(result)
     return TopkResult(*out)
 
@@ -313,25 +315,56 @@ def _last(input: Tensor, k: int, dim: int, largest: bool) -> tuple[Tensor, Tenso
 
 def _topk(input: Tensor, k: int, dim: int, largest: bool, sorted: bool) -> TopkResult:
     """Select items, with their gradient, of arguments that are checked; all results are contiguous."""
-    indices = _positions(input.detach(), k, dim, largest).contiguous()
-    # The smallest index stands first, so a stable sort of the values leaves equal ones in order.
-    values = input.gather(dim, indices)
-    if sorted:
-        order = _order(values.detach(), dim, largest)
-        values, indices = values.gather(dim, order), indices.gather(dim, order)
-    return TopkResult(values, indices)
+    scores = input.detach().movedim(dim, -1)
+    if k == 0 or scores.numel() == 0 or not op_serves(scores, k):
+        indices = _by_sorting(scores, k, largest, ascending=not sorted).movedim(-1, dim).contiguous()
+        return TopkResult(input.gather(dim, indices), indices)
+    found = TopkResult(*(items.movedim(-1, dim).contiguous() for items in _items(scores, k, largest, sorted)))
+    if input.requires_grad or forward_ad._current_level >= 0:
+        found = found._replace(values=input.gather(dim, found.indices))
+    return found
+
+
+def _items(scores: Tensor, k: int, largest: bool, sorted: bool) -> tuple[Tensor, Tensor]:
+    """Select items along the last dimension with the decode op; returns values and int64 indices."""
+    best, candidates = _select(scores if largest else _reversed(scores), k)
+    shape, rows = best.shape, scores.reshape(-1, scores.shape[-1])
+    if candidates is not None:
+        candidates = candidates.reshape(rows.shape[0], -1)
+        rows = rows.gather(1, candidates)
+    elif rows.stride(-1) != 1:
+        rows = rows.contiguous()
+    values = torch.empty(rows.shape[0], k, dtype=rows.dtype, device=rows.device)
+    indices = torch.empty(rows.shape[0], k, dtype=torch.int64, device=rows.device)
+    order = ItemOrder.AS_GIVEN
+    if sorted and k <= MAX_SORTED_ITEMS:
+        order = ItemOrder.DESCENDING if largest else ItemOrder.ASCENDING
+    launch(TopkItemsArguments(rows, best.reshape(-1, k), values, indices, int(order), candidates))
+    if sorted and k > MAX_SORTED_ITEMS:
+        # The smallest index stands first, so a stable sort of the values leaves equal ones in order.
+        by_value = _order(values, 1, largest)
+        values, indices = values.gather(1, by_value), indices.gather(1, by_value)
+    return values.reshape(shape), indices.reshape(shape)
 
 
 def _positions(input: Tensor, k: int, dim: int, largest: bool) -> Tensor:
     """Ascending indices of the `k` best elements along a dimension, int64."""
     scores = input.movedim(dim, -1)
-    if k == 0 or scores.numel() == 0:
-        chosen = torch.empty((*scores.shape[:-1], k), dtype=torch.int64, device=input.device)
-    elif op_serves(scores, k):
-        chosen = _select(scores if largest else _reversed(scores), k)
+    if k == 0 or scores.numel() == 0 or not op_serves(scores, k):
+        chosen = _by_sorting(scores, k, largest, ascending=True)
     else:
-        chosen = _sorted(_order(scores, -1, largest)[..., :k], -1, False)[0]
+        best, candidates = _select(scores if largest else _reversed(scores), k)
+        chosen = best.to(torch.int64)
+        chosen = chosen if candidates is None else candidates.gather(-1, chosen)
     return chosen.movedim(-1, dim)
+
+
+def _by_sorting(scores: Tensor, k: int, largest: bool, ascending: bool) -> Tensor:
+    """Indices of the `k` best elements along the last dimension, int64: ascending, or the best first."""
+    if k == 0 or scores.numel() == 0:
+        return torch.empty((*scores.shape[:-1], k), dtype=torch.int64, device=scores.device)
+    best = _order(scores, -1, largest)[..., :k]
+    return _sorted(best, -1, False)[0] if ascending else best
 
 
 def op_serves(scores: Tensor, k: int) -> bool:
@@ -354,23 +387,27 @@ def op_serves(scores: Tensor, k: int) -> bool:
     )
 
 
-def _select(scores: Tensor, k: int) -> Tensor:
-    """Ascending positions of the `k` largest scores of every row, int64; the op takes longer rows in pieces.
+def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
+    """Select the `k` largest scores of every row; the op takes longer rows in pieces.
 
     The largest of a row are among the largest of its pieces. Both are listed by ascending position, so the
     smallest positions win among equal scores, as within one piece.
+
+    Returns ascending positions, int32, among those in the second tensor, int64, or in the row if that is
+    None.
     """
     width = scores.shape[-1]
     if width <= MAX_WIDTH:
-        return indexer_topk(scores, None, k).to(torch.int64)
+        return indexer_topk(scores, None, k), None
     whole = width - width % MAX_WIDTH
     pieces = scores[..., :whole].unflatten(-1, (-1, MAX_WIDTH))
     starts = torch.arange(0, whole, MAX_WIDTH, device=scores.device)
-    candidates = (_select(pieces, k) + starts[:, None]).flatten(-2)
+    candidates = (indexer_topk(pieces, None, k) + starts[:, None]).flatten(-2)
     if whole < width:
-        rest = _select(scores[..., whole:], min(k, width - whole)) + whole
+        rest = indexer_topk(scores[..., whole:], None, min(k, width - whole)).to(torch.int64) + whole
         candidates = torch.cat((candidates, rest), -1)
-    return candidates.gather(-1, _select(scores.gather(-1, candidates), k))
+    best, among = _select(scores.gather(-1, candidates), k)
+    return best, candidates if among is None else candidates.gather(-1, among)
 
 
 def _reversed(scores: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ ENUMS = {
     "GuessSource": "Where the first threshold of a row, or the interval around it, came from.",
     "SearchEnd": "How the search of the paper's kernel for a threshold ended.",
     "StatsColumn": "Columns of the statistics tensor.",
+    "ItemOrder": "The order of a row's items.",
 }
 NUMBERS = {
     "kMaxWidth": "Longest row, in elements, that the kernels are built and tested for.",
@@ -44,6 +45,7 @@ NUMBERS = {
     "kPeerCells": "Cells of 8 bytes of the records of all ranks that such a CTA receives.",
     "kMaxTimeoutNs": "Longest time that an exchange waits for a rank, in nanoseconds: a day.",
     "kHeaderWords": "Words of 8 bytes in which ranks have to agree.",
+    "kMaxSortedItems": "Most selected items of a row that a GPU sorts in one launch.",
     "kMaxRankedTokens": "Most tokens of a row that a GPU ranks by their log-probabilities.",
     "kFlagPdl": "Flag: launch with programmatic stream serialization.",
     "kFlagQuantileGuess": "Flag: the paper's kernel guesses a quantile of the hinted values, not their mean.",

@@ -25,7 +25,7 @@ NUMBERS = {"int": "int64_t", "float": "double"}
 CHECKS = """
 flag_bits rows_apart results score_rows scores lengths blocks_of_scores pages row_table
 _check_state check_decode _check_windows check_prefill check_prefill_slice check_blocks check_in_blocks
-rows optional mask limit_rows limits _check_outputs check_apply_limits check_topk_logprobs
+check_topk_items rows optional mask limit_rows limits _check_outputs check_apply_limits check_topk_logprobs
 check_verify check_sharded
 """
 """Methods and functions that C++ has, too. What they call besides is written by hand in both languages."""
@@ -130,6 +130,8 @@ def value(node: ast.expr) -> str:
             return f"TensorArgument({value(tensor)})->size({value(dimension)})"
         case ast.Call(ast.Attribute(tensor, "stride" | "dim" as asked), given, []):
             return f"TensorArgument({value(tensor)})->{asked}({', '.join(map(value, given))})"
+        case ast.Attribute(ast.Attribute() as tensor, "dtype"):
+            return f"TensorArgument({value(tensor)})->scalar_type()"
         case ast.Call(ast.Name("list"), [ast.Attribute(tensor, "shape")], []):
             return f"describe(*TensorArgument({value(tensor)}))"
         case ast.Tuple(parts):

@@ -18,12 +18,14 @@ from gvr_topk.arguments import (
     DECODE,
     IN_BLOCKS,
     PREFILL,
+    TOPK,
     BlocksArguments,
     Checks,
     DecodeArguments,
     InBlocksArguments,
     PrefillArguments,
     PrefillSliceArguments,
+    TopkItemsArguments,
 )
 from gvr_topk.constants import (
     BLOCK_SIZE,
@@ -37,6 +39,7 @@ from gvr_topk.constants import (
     MAX_NEXT_N,
     MAX_PAGE_SIZE,
     MAX_ROWS,
+    MAX_SORTED_ITEMS,
     MAX_TIMEOUT_NS,
     MAX_WIDTH,
     PAPER_MAX_WIDTH,
@@ -354,6 +357,43 @@ def in_blocks_arguments(device: str, changes: dict[str, Any]) -> InBlocksArgumen
     return valid._replace(**changes)
 
 
+def items_arguments(device: str, changes: dict[str, Any]) -> TopkItemsArguments:
+    """One valid call of the op that lists items: three of each of two rows of 64 scores, sorted."""
+    indices, candidates = (zeros(device, 2, n, dtype=torch.int64) for n in (3, 64))
+    valid = TopkItemsArguments(
+        floats(device, 2, 64), zeros(device, 2, 3), floats(device, 2, 3), indices, 1, candidates
+    )
+    return valid._replace(**changes)
+
+
+WRONG_ITEMS: list[Row] = [
+    *SCORE_ROWS,
+    ("positions: wanted shape [2, any], got [3, 3]", i32(3, 3)),
+    ("positions: wanted dtype int32, got int64", i64(2, 3)),
+    ("values: wanted dtype float32, got int32", i32(2, 3)),
+    ("values: wanted dtype bfloat16, got float32", {"logits": Zeros(torch.bfloat16, (2, 64))}),
+    ("values: wanted shape [2, 3], got [2, 4]", f32(2, 4)),
+    ("values: wanted contiguous rows, got strides (4, 1)", f32(2, 3, strides=(4, 1))),
+    ("indices: wanted dtype int64, got int32", i32(2, 3)),
+    ("indices: wanted contiguous rows, got strides (0, 1)", i64(2, 3, strides=(0, 1))),
+    *each("order", "0 to 2", -1, 3),
+    (
+        f"positions: wanted at most {MAX_SORTED_ITEMS} columns to sort, got {MAX_SORTED_ITEMS + 1}",
+        {
+            "positions": i32(2, MAX_SORTED_ITEMS + 1),
+            "values": f32(2, MAX_SORTED_ITEMS + 1),
+            "indices": i64(2, MAX_SORTED_ITEMS + 1),
+        },
+    ),
+    ("candidates: wanted shape [2, 64], got [2, 3]", i64(2, 3)),
+    ("candidates: wanted dtype int64, got int32", i32(2, 64)),
+    ("candidates: wanted contiguous rows, got strides (0, 1)", i64(2, 64, strides=(0, 1))),
+    shared("values", "logits", f32(2, 3), f32(2, 64)),
+    shared("indices", "candidates", i64(2, 3), i64(2, 64)),
+]
+"""The same of the op that lists items."""
+
+
 WRONG_BOTH_BLOCKS: list[Row] = [
     *REQUESTS,
     (f"block_size: wanted {BLOCK_SIZE}, got 4", 4),
@@ -569,6 +609,7 @@ OPS = {
     "prefill_slice": WrongCalls(PREFILL, slice_arguments, WRONG_PREFILL_SLICE),
     "blocks": WrongCalls(BLOCKS, blocks_arguments, WRONG_BLOCKS),
     "in_blocks": WrongCalls(IN_BLOCKS, in_blocks_arguments, WRONG_IN_BLOCKS),
+    "topk_items": WrongCalls(TOPK, items_arguments, WRONG_ITEMS),
     "apply_limits_": WrongCalls(APPLY_LIMITS, apply_limits_arguments, WRONG_APPLY_LIMITS),
     "renorm": WrongCalls(RENORM, renorm_arguments, WRONG_RENORM),
     "topk_logprobs": WrongCalls(TOPK_LOGPROBS, topk_logprobs_arguments, WRONG_TOPK_LOGPROBS),
@@ -578,8 +619,9 @@ OPS = {
 
 
 def name_of(op: str) -> str:
-    """The op's name in ``torch.ops.gvr_topk``. A slice's messages have the name of the public function."""
-    return OPS[op].checks.op.removeprefix("gvr_topk.") + ("_slice" if op == "prefill_slice" else "")
+    """The op's name in ``torch.ops.gvr_topk``. Messages have the name of the public function."""
+    suffix = {"prefill_slice": "_slice", "topk_items": "_items"}.get(op, "")
+    return OPS[op].checks.op.removeprefix("gvr_topk.") + suffix
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ STABLE_TORCH_LIBRARY_IMPL(gvr_topk_checks, CPU, m) {
   m.impl("indexer_topk_prefill_slice", TORCH_BOX(&PrefillSliceArguments::call<&check_arguments>));
   m.impl("indexer_topk_blocks", TORCH_BOX(&BlocksArguments::call<&check_arguments>));
   m.impl("indexer_topk_in_blocks", TORCH_BOX(&InBlocksArguments::call<&check_arguments>));
+  m.impl("topk_items", TORCH_BOX(&TopkItemsArguments::call<&check_arguments>));
   m.impl("apply_limits_", TORCH_BOX(&ApplyLimitsArguments::call<&check_arguments>));
   m.impl("renorm", TORCH_BOX(&RenormArguments::call<&check_arguments>));
   m.impl("topk_logprobs", TORCH_BOX(&TopkLogprobsArguments::call<&check_arguments>));

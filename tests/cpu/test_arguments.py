@@ -425,7 +425,10 @@ def test_the_default_device_does_not_count() -> None:
 
 @pytest.mark.parametrize("given", [3, None, (torch.zeros(1, 1),), DecodeArguments])
 def test_only_arguments_of_an_op_are_launched(given: Any) -> None:
-    kinds = "DecodeArguments, PrefillArguments, PrefillSliceArguments, BlocksArguments or InBlocksArguments"
+    kinds = (
+        "DecodeArguments, PrefillArguments, PrefillSliceArguments, BlocksArguments, InBlocksArguments or "
+        "TopkItemsArguments"
+    )
     message = f"gvr_topk.ops.launch: arguments: wanted {kinds}, got {type(given).__name__}"
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
         ops.launch(given)

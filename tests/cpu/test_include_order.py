@@ -27,6 +27,7 @@ BELOW = {
     "sampling_limits": {"ptx", "core"},
     "sampling_stream": {"ptx", "core", "sampling"},
     "sharded": {"ptx", "core"},
+    "topk_items": {"ptx", "core"},
     "topk_logprobs": {"ptx", "core", "sampling"},
     "verify": {"ptx", "core"},
 }

@@ -36,6 +36,10 @@ cudaError_t launch_verify(const VerifyParams& params, cudaStream_t stream);
 // kernel before it ends.
 cudaError_t launch_sharded(const ShardedParams& params, cudaStream_t stream);
 
+// Launches the kernel that gives values and indices of selected items; it may start while the kernel before
+// it ends.
+cudaError_t launch_topk_items(const TopkItemsParams& params, cudaStream_t stream);
+
 // Stores how many of the plan's clusters can be on the SMs of the stream's context at once; 0 means that such
 // a launch would fail.
 cudaError_t max_active_clusters(const TopkParams& params, const Plan& plan, cudaStream_t stream,

@@ -274,6 +274,26 @@ struct ShardedParams {
   Dtype dtype;
 };
 
+// The order of a row's items.
+enum class ItemOrder : int32_t { kAsGiven = 0, kDescending = 1, kAscending = 2 };
+
+// Most items of a row that are sorted: what the registers of a CTA hold.
+constexpr int32_t kMaxSortedItems = 8192;
+
+// The parameters of a launch that gives values and indices of selected items.
+struct TopkItemsParams {
+  const void* scores;  // [rows, width], inner stride 1, `scores_stride` elements between rows
+  int64_t scores_stride;
+  const int32_t* positions;  // [rows, k]: of the selected items, ascending
+  int64_t positions_stride;
+  const int64_t* candidates;  // [rows, width] or null: the index of each position
+  void* values;               // [rows, k]
+  int64_t* indices;           // [rows, k]
+  int32_t rows, width, k;
+  ItemOrder order;  // other than as given for at most kMaxSortedItems
+  Dtype dtype;
+};
+
 // The parameters of a launch that accepts drafts.
 struct VerifyParams {
   Ids drawn;              // [rows]: the token drawn of each row

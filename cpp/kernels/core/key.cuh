@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "gvr_topk/params.h"
 #include "ptx/macros.cuh"
 
 namespace gvr_topk {
@@ -26,6 +27,13 @@ GVR_DEVICE uint32_t order_key(float x) {
   return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
 }
 
+// The key of the value of this dtype whose bits these are.
+GVR_DEVICE uint32_t order_key(Dtype dtype, uint32_t bits) {
+  if (dtype == Dtype::kFloat32) return order_key(__uint_as_float(bits));
+  if (dtype == Dtype::kBfloat16) return order_key(__uint_as_float(bits << 16));
+  return order_key(__half2float(__ushort_as_half(static_cast<uint16_t>(bits))));
+}
+
 GVR_DEVICE float key_to_float(uint32_t key) {
   const uint32_t bits = key & 0x80000000u ? key ^ 0x80000000u : ~key;
   return __uint_as_float(bits);
@@ -42,6 +50,10 @@ template <typename T>
 constexpr int kInvariantBits = sizeof(T) == 4              ? 0
                                : std::is_same_v<T, __half> ? 13
                                                            : 16;
+
+GVR_DEVICE int invariant_bits(Dtype dtype) {
+  return dtype == Dtype::kFloat32 ? 0 : dtype == Dtype::kFloat16 ? kInvariantBits<__half> : 16;
+}
 
 // Machine epsilon of T.
 template <typename T>

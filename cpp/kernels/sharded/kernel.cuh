@@ -54,13 +54,6 @@ struct Smem {
   uint64_t kth;
 };
 
-// The key of a score, whose bits these are.
-GVR_DEVICE uint32_t key_of(Dtype dtype, uint32_t bits) {
-  if (dtype == Dtype::kFloat32) return order_key(__uint_as_float(bits));
-  if (dtype == Dtype::kBfloat16) return order_key(__uint_as_float(bits << 16));
-  return order_key(__half2float(__ushort_as_half(static_cast<uint16_t>(bits))));
-}
-
 // The k best items of this rank's part, consecutive ones in a thread. All of a row are read before its
 // results are written, because these may take their place.
 struct Items {
@@ -95,7 +88,7 @@ struct Items {
     for_each([&](int i) {
       if (position[i] < 0 || position[i] >= p.width) return;
       const uint32_t order = position[i] + quotient(position[i], turns) * others + before;
-      word[i] = uint64_t{key_of(p.dtype, bits[i])} << kPositionBits | (kLastPosition - order);
+      word[i] = uint64_t{order_key(p.dtype, bits[i])} << kPositionBits | (kLastPosition - order);
     });
   }
 

@@ -1,0 +1,143 @@
+// Gives values and indices of the items that the decode op has selected, and sorts them by value. Items come
+// by ascending position, so a stable sort leaves equal values in the order of their positions.
+//
+// Grid: a CTA for each row (`sort_items`), a warp for each row of few items (`sort_few`), or a thread for
+// each item that stays where it is (`list_items`).
+#pragma once
+
+#include <cub/block/block_radix_sort.cuh>
+
+#include "core/key.cuh"
+#include "gvr_topk/params.h"
+#include "ptx/barrier.cuh"
+#include "ptx/warp.cuh"
+
+namespace gvr_topk::topk_items {
+
+constexpr int kFew = 32, kFewThreads = 128, kListThreads = 256;
+constexpr int kRadixBits = 4;
+constexpr uint32_t kLast = 0xffffffffu;  // ranks behind every number
+
+// The items of one row, by their places. A position outside of the row is an item of index -1 and value NaN
+// that ranks last.
+struct RowItems {
+  const TopkItemsParams& p;
+  int64_t row;
+
+  GVR_DEVICE int32_t position(int place) const {
+    const int32_t at = p.positions[row * p.positions_stride + place];
+    return static_cast<uint32_t>(at) < static_cast<uint32_t>(p.width) ? at : -1;
+  }
+
+  GVR_DEVICE uint32_t bits(int32_t position) const {
+    const int64_t at = row * p.scores_stride + position;
+    if (p.dtype == Dtype::kFloat32) return static_cast<const uint32_t*>(p.scores)[at];
+    return static_cast<const uint16_t*>(p.scores)[at];
+  }
+
+  // A number that ascends from the best item to the worst.
+  GVR_DEVICE uint32_t rank_key(int32_t position) const {
+    if (position < 0) return kLast;
+    const uint32_t key = order_key(p.dtype, bits(position));
+    return p.order == ItemOrder::kDescending ? ~key : key;
+  }
+
+  GVR_DEVICE void write(int place, int32_t position) const {
+    const int64_t at = row * p.k + place;
+    const uint32_t value = position < 0 ? kLast : bits(position);
+    if (p.dtype == Dtype::kFloat32) {
+      static_cast<uint32_t*>(p.values)[at] = value;
+    } else {
+      static_cast<uint16_t*>(p.values)[at] = static_cast<uint16_t>(value);
+    }
+    const bool is_named = p.candidates != nullptr && position >= 0;
+    p.indices[at] = is_named ? p.candidates[row * p.width + position] : position;
+  }
+};
+
+static __global__ void __launch_bounds__(kListThreads) list_items(const __grid_constant__ TopkItemsParams p) {
+  ptx::grid_take_over();
+  const int64_t at = int64_t{blockIdx.x} * kListThreads + threadIdx.x;
+  const int64_t row = at / p.k;
+  if (row >= p.rows) return;
+  const RowItems items{p, row};
+  const int place = static_cast<int>(at - row * p.k);
+  items.write(place, items.position(place));
+}
+
+static __global__ void __launch_bounds__(kFewThreads) sort_few(const __grid_constant__ TopkItemsParams p) {
+  ptx::grid_take_over();
+  const int lane = static_cast<int>(threadIdx.x & 31);
+  const RowItems items{p, int64_t{blockIdx.x} * (kFewThreads / 32) + threadIdx.x / 32};
+  if (items.row >= p.rows) return;
+  const int32_t position = lane < p.k ? items.position(lane) : -1;
+  const uint32_t key = lane < p.k ? items.rank_key(position) : kLast;
+  ptx::reconverge(ptx::unknown_zero());
+  int place = 0;
+  for (int i = 0; i < p.k; ++i) {
+    const uint32_t other = __shfl_sync(0xffffffffu, key, i);
+    place += other < key || (other == key && i < lane);
+  }
+  if (lane < p.k) items.write(place, position);
+}
+
+template <int kSortThreads, int kEach>
+struct SortShared {
+  using Sort = cub::BlockRadixSort<uint32_t, kSortThreads, kEach, int32_t, kRadixBits>;
+  static constexpr int kSortWarps = kSortThreads / 32;
+
+  typename Sort::TempStorage sort;
+  uint32_t set[kSortWarps], unset[kSortWarps];  // bits of the keys of each warp
+
+  // Which bits differ among all keys, from those that are set, and unset, in any key of this thread.
+  GVR_DEVICE uint32_t differing_bits(uint32_t is_set, uint32_t is_unset, int thread) {
+    ptx::reconverge(ptx::unknown_zero());
+    is_set = __reduce_or_sync(0xffffffffu, is_set);
+    is_unset = __reduce_or_sync(0xffffffffu, is_unset);
+    if (thread % 32 == 0) {
+      set[thread / 32] = is_set;
+      unset[thread / 32] = is_unset;
+    }
+    __syncthreads();
+    for (int i = 0; i < kSortWarps; ++i) {
+      is_set |= set[i];
+      is_unset |= unset[i];
+    }
+    return is_set & is_unset;
+  }
+};
+
+template <int kSortThreads, int kEach>
+__global__ void __launch_bounds__(kSortThreads) sort_items(const __grid_constant__ TopkItemsParams p) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  auto& smem = *reinterpret_cast<SortShared<kSortThreads, kEach>*>(shared);
+  ptx::grid_take_over();
+  const int thread = static_cast<int>(threadIdx.x);
+  const RowItems items{p, blockIdx.x};
+  int32_t position[kEach];
+  uint32_t key[kEach], is_set = 0, is_unset = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int place = kEach * thread + i;
+    position[i] = place < p.k ? items.position(place) : -1;
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    key[i] = items.rank_key(position[i]);
+    if (kEach * thread + i >= p.k) continue;
+    is_set |= key[i];
+    is_unset |= ~key[i];
+  }
+  // Only the bits that differ are sorted by, without those that say nothing in 16-bit numbers.
+  const uint32_t differing = smem.differing_bits(is_set, is_unset, thread);
+  const int begin = max(__ffs(static_cast<int>(differing)) - 1, invariant_bits(p.dtype));
+  const int end = max(32 - __clz(static_cast<int>(differing)), begin + 1);
+  typename SortShared<kSortThreads, kEach>::Sort(smem.sort).SortBlockedToStriped(key, position, begin, end);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int place = kSortThreads * i + thread;
+    if (place < p.k) items.write(place, position[i]);
+  }
+}
+
+}  // namespace gvr_topk::topk_items
