@@ -193,7 +193,7 @@ class TopkItemsArguments(NamedTuple):
     values, indices : Tensor, ``[rows, k]``, contiguous, of the dtype of `logits` and int64
         Of a position outside of the row they are NaN and -1, and it ranks last.
     order : int
-        One of `ItemOrder`. Equal values stay as they are, and so does every NaN. At most
+        One of `ItemOrder`. Equal values, and NaN among themselves, stay as they stand. At most
         `MAX_SORTED_ITEMS` items are sorted.
     candidates : Tensor, ``[rows, width]``, int64, contiguous
         The index of each position of a row; without it, itself.
@@ -715,7 +715,8 @@ def check_topk_items(a: TopkItemsArguments) -> None:
     TOPK.tensor("indices", a.indices, a.logits, torch.int64, (rows, k))
     TOPK.contiguous("indices", a.indices)
     TOPK.integer("order", a.order, 0, len(ItemOrder) - 1)
-    if a.order != ItemOrder.AS_GIVEN and k > MAX_SORTED_ITEMS:
-        raise TOPK.fail("positions", f"at most {MAX_SORTED_ITEMS} columns to sort", k)
+    most = MAX_WIDTH if a.order == ItemOrder.AS_GIVEN else MAX_SORTED_ITEMS
+    if k > most:
+        raise TOPK.fail("positions", f"at most {most} columns", k)
     TOPK.row_table("candidates", a.candidates, a.logits, torch.int64, a.logits.shape[1])
     TOPK.memory(a)

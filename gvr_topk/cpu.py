@@ -331,8 +331,8 @@ def topk_items(a: TopkItemsArguments) -> None:
     index = torch.where(inside, index, -1)
     if a.order != ItemOrder.AS_GIVEN:
         keys = order_key(values)
-        worst_first = keys if a.order == ItemOrder.DESCENDING else _KEY_BITS - keys
-        order = torch.where(inside, worst_first, 0).argsort(dim=1, descending=True, stable=True)
+        rank = keys if a.order == ItemOrder.DESCENDING else _KEY_BITS - keys  # the greatest is the best
+        order = torch.where(inside, rank, 0).argsort(dim=1, descending=True, stable=True)
         values, index = values.gather(1, order), index.gather(1, order)
     a.values.copy_(values)
     a.indices.copy_(index)

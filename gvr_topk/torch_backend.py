@@ -58,7 +58,7 @@ def enable() -> None:
         keys: Any, self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
     ) -> tuple[Tensor, Tensor]:
         if _serves(self, k, dim, largest):
-            return topk(self, k, dim, largest, sorted)
+            return topk(self.detach(), k, dim, largest, sorted)  # the gradient is torch's
         values, indices = before.call_boxed(keys, self, k, dim, largest, sorted)
         return values, indices
 

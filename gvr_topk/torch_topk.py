@@ -8,8 +8,9 @@ the smallest.
 **In what order.** By value, then by index. `topk` with ``sorted=False`` returns ascending indices.
 
 **What serves a call.** The decode op selects in rows of float32, bfloat16 and float16, without a state. Rows
-longer than it takes are selected in pieces, and then among what the pieces have left. A stable sort of the
-rows serves the rest: other dtypes, more than 2**26 rows, and a `k` above 2**20 in rows longer than 2**21.
+longer than it takes are selected in pieces, and then among what the pieces have left. Another op gives values
+and indices, sorted or not. A stable sort of the rows serves the rest: other dtypes, more than 2**26 rows, and
+a `k` above 2**20 in rows longer than 2**21.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def topk(
         If false, the `k` smallest. What the op serves is then mapped first, by six elementwise operations on
         float32 copies of it.
     sorted : bool, default True
-        Order items by value, the best first, and then by index. If false, by index alone, which saves a
-        stable sort of the `k` values of each row (``torch.sort``) and two gathers.
+        Order items by value, the best first, and then by index. If false, by index alone, which saves time:
+        much of it for more than `MAX_SORTED_ITEMS` items, which ``torch.sort`` sorts.
     out : tuple of two Tensors, optional
         Where values and indices are copied to, of exactly their dtypes; tensors without elements are resized.
     index_dtype : torch.dtype, default torch.int64
@@ -320,30 +321,28 @@ def _topk(input: Tensor, k: int, dim: int, largest: bool, sorted: bool) -> TopkR
         indices = _by_sorting(scores, k, largest, ascending=not sorted).movedim(-1, dim).contiguous()
         return TopkResult(input.gather(dim, indices), indices)
     found = TopkResult(*(items.movedim(-1, dim).contiguous() for items in _items(scores, k, largest, sorted)))
-    if input.requires_grad or forward_ad._current_level >= 0:
+    # What is exported may be given an input with a gradient later.
+    if input.requires_grad or forward_ad._current_level >= 0 or torch.compiler.is_exporting():
         found = found._replace(values=input.gather(dim, found.indices))
     return found
 
 
 def _items(scores: Tensor, k: int, largest: bool, sorted: bool) -> tuple[Tensor, Tensor]:
     """Select items along the last dimension with the decode op; returns values and int64 indices."""
-    best, candidates = _select(scores if largest else _reversed(scores), k)
-    shape, rows = best.shape, scores.reshape(-1, scores.shape[-1])
+    rows, best, candidates = _best(scores, k, largest)
     if candidates is not None:
-        candidates = candidates.reshape(rows.shape[0], -1)
         rows = rows.gather(1, candidates)
-    elif rows.stride(-1) != 1:
-        rows = rows.contiguous()
-    values = torch.empty(rows.shape[0], k, dtype=rows.dtype, device=rows.device)
-    indices = torch.empty(rows.shape[0], k, dtype=torch.int64, device=rows.device)
+    values = torch.empty(best.shape, dtype=rows.dtype, device=rows.device)
+    indices = torch.empty(best.shape, dtype=torch.int64, device=rows.device)
     order = ItemOrder.AS_GIVEN
     if sorted and k <= MAX_SORTED_ITEMS:
         order = ItemOrder.DESCENDING if largest else ItemOrder.ASCENDING
-    launch(TopkItemsArguments(rows, best.reshape(-1, k), values, indices, int(order), candidates))
+    launch(TopkItemsArguments(rows, best, values, indices, int(order), candidates))
     if sorted and k > MAX_SORTED_ITEMS:
         # The smallest index stands first, so a stable sort of the values leaves equal ones in order.
         by_value = _order(values, 1, largest)
         values, indices = values.gather(1, by_value), indices.gather(1, by_value)
+    shape = (*scores.shape[:-1], k)
     return values.reshape(shape), indices.reshape(shape)
 
 
@@ -351,12 +350,19 @@ def _positions(input: Tensor, k: int, dim: int, largest: bool) -> Tensor:
     """Ascending indices of the `k` best elements along a dimension, int64."""
     scores = input.movedim(dim, -1)
     if k == 0 or scores.numel() == 0 or not op_serves(scores, k):
-        chosen = _by_sorting(scores, k, largest, ascending=True)
-    else:
-        best, candidates = _select(scores if largest else _reversed(scores), k)
-        chosen = best.to(torch.int64)
-        chosen = chosen if candidates is None else candidates.gather(-1, chosen)
-    return chosen.movedim(-1, dim)
+        return _by_sorting(scores, k, largest, ascending=True).movedim(-1, dim)
+    _, best, candidates = _best(scores, k, largest)
+    chosen = best.to(torch.int64)
+    chosen = chosen if candidates is None else candidates.gather(1, chosen)
+    return chosen.reshape(*scores.shape[:-1], k).movedim(-1, dim)
+
+
+def _best(scores: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return scores as rows that lie densely, and what `_select` finds in them."""
+    rows = scores.reshape(-1, scores.shape[-1])
+    if rows.stride(-1) != 1:
+        rows = rows.contiguous()
+    return rows, *_select(rows if largest else _reversed(rows), k)
 
 
 def _by_sorting(scores: Tensor, k: int, largest: bool, ascending: bool) -> Tensor:
@@ -388,7 +394,7 @@ def op_serves(scores: Tensor, k: int) -> bool:
 
 
 def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
-    """Select the `k` largest scores of every row; the op takes longer rows in pieces.
+    """Select the `k` largest scores of every row, ``[rows, width]``; the op takes longer ones in pieces.
 
     The largest of a row are among the largest of its pieces. Both are listed by ascending position, so the
     smallest positions win among equal scores, as within one piece.
@@ -400,14 +406,14 @@ def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
     if width <= MAX_WIDTH:
         return indexer_topk(scores, None, k), None
     whole = width - width % MAX_WIDTH
-    pieces = scores[..., :whole].unflatten(-1, (-1, MAX_WIDTH))
+    pieces = scores[:, :whole].unflatten(1, (-1, MAX_WIDTH))
     starts = torch.arange(0, whole, MAX_WIDTH, device=scores.device)
-    candidates = (indexer_topk(pieces, None, k) + starts[:, None]).flatten(-2)
+    candidates = (indexer_topk(pieces, None, k) + starts[:, None]).flatten(1)
     if whole < width:
-        rest = indexer_topk(scores[..., whole:], None, min(k, width - whole)).to(torch.int64) + whole
-        candidates = torch.cat((candidates, rest), -1)
-    best, among = _select(scores.gather(-1, candidates), k)
-    return best, candidates if among is None else candidates.gather(-1, among)
+        rest = indexer_topk(scores[:, whole:], None, min(k, width - whole)).to(torch.int64) + whole
+        candidates = torch.cat((candidates, rest), 1)
+    best, among = _select(scores.gather(1, candidates), k)
+    return best, candidates if among is None else candidates.gather(1, among)
 
 
 def _reversed(scores: Tensor) -> Tensor:

@@ -378,11 +378,21 @@ WRONG_ITEMS: list[Row] = [
     ("indices: wanted contiguous rows, got strides (0, 1)", i64(2, 3, strides=(0, 1))),
     *each("order", "0 to 2", -1, 3),
     (
-        f"positions: wanted at most {MAX_SORTED_ITEMS} columns to sort, got {MAX_SORTED_ITEMS + 1}",
+        f"positions: wanted at most {MAX_SORTED_ITEMS} columns, got {MAX_SORTED_ITEMS + 1}",
         {
             "positions": i32(2, MAX_SORTED_ITEMS + 1),
             "values": f32(2, MAX_SORTED_ITEMS + 1),
             "indices": i64(2, MAX_SORTED_ITEMS + 1),
+        },
+    ),
+    (
+        f"positions: wanted at most {MAX_WIDTH} columns, got {MAX_WIDTH + 1}",
+        {
+            "logits": f32(1, 64),
+            "positions": i32(1, MAX_WIDTH + 1),
+            "values": f32(1, MAX_WIDTH + 1),
+            "indices": i64(1, MAX_WIDTH + 1),
+            "order": 0,
         },
     ),
     ("candidates: wanted shape [2, 64], got [2, 3]", i64(2, 3)),

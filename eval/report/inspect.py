@@ -44,7 +44,7 @@ from eval.common.machine import describe_machine, write_json
 from eval.common.options import Commit, require_writable
 from eval.common.paths import ROOT
 from eval.common.tables import markdown_table
-from eval.report.provenance import MEASURED_ARCH, RECORD_FORMAT
+from eval.report.provenance import APART, MEASURED_ARCH, RECORD_FORMAT
 from eval.report.sass import Finding, parse, unexplained, unguarded
 
 LIBRARY = ROOT / "gvr_topk" / "lib" / "libgvr_topk_cuda.so"
@@ -189,10 +189,15 @@ def inspect(library: Path = LIBRARY) -> list[KernelUse]:
 
 
 def machine_code(library: Path = LIBRARY) -> dict[str, str]:
-    """SHA-256 of the names, instructions and constants of all kernels in any order, by architecture."""
+    """SHA-256 of the names, instructions and constants of all kernels in any order, by architecture.
+
+    Kernels that lie `APART` count by themselves, by architecture and folder.
+    """
     kernels: defaultdict[str, list[str]] = defaultdict(list)
     for arch, _, code in _binaries(library):
-        kernels[arch] += [f"{name} {hashlib.sha256(one).hexdigest()}" for name, one in code.items()]
+        for name, one in code.items():
+            apart = [f" {folder}" for folder in APART.values() if f"{len(folder)}{folder}" in name]
+            kernels[arch + "".join(apart)].append(f"{name} {hashlib.sha256(one).hexdigest()}")
     return {
         arch: hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
         for arch, digests in sorted(kernels.items())

@@ -17,8 +17,10 @@ from eval.common.paths import ROOT
 GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
 KERNEL_SOURCES = ("cpp/kernels", "cpp/include", "cpp/CMakeLists.txt")
 MACHINE_CODE = ROOT / "eval" / "results" / "machine_code.json"
-RECORD_FORMAT = "gvr_topk.machine_code/2"
+RECORD_FORMAT = "gvr_topk.machine_code/3"
 MEASURED_ARCH = "sm_90a"
+APART = {"sharded.json": "sharded", "topk.json": "topk_items"}
+"""Folders of kernels that no file's figures are of but this one's; it has figures of the others, too."""
 DIRTY = "-dirty"
 COMMIT = re.compile(rf"(?<![0-9a-f,.])[0-9a-f]{{7,40}}(?:{DIRTY})?(?![0-9a-f,.]*[0-9a-f])")
 """A commit in a page's text. Figures of so many digits have commas."""
@@ -131,23 +133,25 @@ def unknown_commits(text: str) -> list[str]:
     ]
 
 
-def machine_code_of(commit: str | None) -> str | None:
+def machine_code_of(commit: str | None, folder: str = "") -> str | None:
     """Digest of the recorded machine code of a commit's kernels on the GPU that was measured.
 
-    With None those of the working tree; None where nothing was recorded.
+    With None those of the working tree; None where nothing was recorded. Kernels that lie `APART` are left
+    out but for those of `folder`.
     """
     recorded = json.loads(MACHINE_CODE.read_text())
     for build in recorded["builds"] if recorded.get("format") == RECORD_FORMAT else []:
         commits = [build["commit"], *([commit] if commit else [])]
         if _git("diff", "--quiet", *commits, "--", *KERNEL_SOURCES) == 0:
-            return str(build["machine_code"][MEASURED_ARCH])
+            code = build["machine_code"]
+            return f"{code[MEASURED_ARCH]} {code.get(f'{MEASURED_ARCH} {folder}')}"
     return None
 
 
-def with_code_of_today(commits: Collection[str]) -> set[str]:
-    """Those of some commits whose kernels have the recorded machine code of today's."""
-    today = machine_code_of(None) if commits else None
-    return {commit for commit in commits if today is not None and machine_code_of(commit) == today}
+def with_code_of_today(commits: Collection[str], folder: str = "") -> set[str]:
+    """Those of some commits whose kernels have the recorded machine code of today's (`machine_code_of`)."""
+    today = machine_code_of(None, folder) if commits else None
+    return {commit for commit in commits if today is not None and machine_code_of(commit, folder) == today}
 
 
 def is_of_today(data: Mapping[str, Any]) -> bool:
@@ -158,24 +162,27 @@ def is_of_today(data: Mapping[str, Any]) -> bool:
 
 def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) -> str:
     """Sentences on figures, by file (serial ones counted) and commit, whose kernels are not today's."""
-    files: dict[str, Counter[str]] = {}
+    same: dict[str, Counter[str]] = {}
+    changed: dict[str, Counter[str]] = {}
     for file, commits in quoted.items():
-        for commit in commits:
-            files.setdefault(commit, Counter())[_SERIAL.sub(r"\1_*.", file)] += 1
-    changed = {
-        commit: sorted(
-            f"{count} of `{name}`" if "*" in name else f"`{name}`" for name, count in names.items()
-        )
-        for commit, names in sorted(files.items())
-        if changed_since(commit)
-    }
-    same = with_code_of_today(changed)
+        older = set(filter(changed_since, commits))
+        today = with_code_of_today(older, APART.get(file.rpartition("/")[2], ""))
+        for commit in older:
+            found = (same if commit in today else changed).setdefault(commit, Counter())
+            found[_SERIAL.sub(r"\1_*.", file)] += 1
     said = []
     for commits, what in (
         (same, "have been rewritten since, with the same machine code (host code may differ):"),
-        (changed.keys() - same, "have changed since these:"),
+        (changed, "have changed since these:"),
     ):
-        of = [f"{commit} ({', '.join(changed[commit])})" for commit in sorted(commits)]
+        of = [
+            f"{commit} ({', '.join(sorted(_counted(name, count) for name, count in names.items()))})"
+            for commit, names in sorted(commits.items())
+        ]
         if of:
             said.append(f"The kernels {what} {'; '.join(of) if name_files else ', '.join(sorted(commits))}.")
     return " ".join(said)
+
+
+def _counted(name: str, count: int) -> str:
+    return f"{count} of `{name}`" if "*" in name else f"`{name}`"

@@ -81,7 +81,9 @@ def test_machine_code_is_that_which_was_recorded(cuda_library: Path) -> None:
         pytest.skip("no build of these sources is recorded, or this clone has no history")
     if inspect.compiler() not in {build["nvcc"] for build in recorded["builds"]}:
         pytest.skip("another compiler makes other machine code")
-    assert digests[MEASURED_ARCH] == of_today
+    assert f"{digests[MEASURED_ARCH]} None" == of_today
+    of_sharded = machine_code_of(None, "sharded")
+    assert f"{digests[MEASURED_ARCH]} {digests[f'{MEASURED_ARCH} sharded']}" == of_sharded
 
 
 def test_architectures_are_those_of_the_build() -> None:
@@ -135,6 +137,9 @@ def test_digest_depends_on_names_and_constants(monkeypatch: pytest.MonkeyPatch) 
 
     kernels = {".text.a": b"1", ".text.b": b"2", ".nv.constant2.a": b"3"}
     assert digest(dict(reversed(kernels.items()))) == digest(kernels)
+    apart = {".text.7sharded6choose": b"5"}
+    assert digest(kernels | apart) == digest(kernels)
+    assert set(inspect.machine_code(Path("library"))) == {"sm_90a", "sm_90a sharded"}
     exchanged = {**kernels, ".text.a": b"2", ".text.b": b"1"}
     assert len({digest(kernels), digest(exchanged), digest(kernels | {".nv.constant2.a": b"4"})}) == 3
 

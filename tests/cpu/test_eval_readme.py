@@ -74,7 +74,9 @@ class TestReadmeTable:
         }
         monkeypatch.setattr(provenance, "changed_since", lambda commit: commit != "new")
         codes = {None: "today", "same": "today", "old": "before"}
-        monkeypatch.setattr(provenance, "machine_code_of", codes.get)
+        monkeypatch.setattr(
+            provenance, "machine_code_of", lambda commit, folder="": codes[commit] and codes[commit] + folder
+        )
         assert provenance.older_kernels(quoted) == (
             "The kernels have been rewritten since, with the same machine code (host code may "
             "differ): same (`b.json`). "
@@ -148,11 +150,24 @@ class TestReadmeTable:
             commits.append(done.stdout.strip())
         recorded = tmp_path / "machine_code.json"
         builds = {commits[0]: "a", commits[2]: "b"}
-        listed = [{"commit": it, "machine_code": {"sm_90a": code}} for it, code in builds.items()]
+        listed = [
+            {"commit": it, "machine_code": {"sm_90a": "x", "sm_90a sharded": code}}
+            for it, code in builds.items()
+        ]
         recorded.write_text(json.dumps({"format": provenance.RECORD_FORMAT, "builds": listed}))
         monkeypatch.setattr(provenance, "ROOT", tmp_path)
         monkeypatch.setattr(provenance, "MACHINE_CODE", recorded)
-        assert [provenance.machine_code_of(commit) for commit in [*commits, None]] == ["a", "a", "b", "b"]
+        for folder, codes in {"": 4 * ["None"], "sharded": ["a", "a", "b", "b"]}.items():
+            found = [provenance.machine_code_of(commit, folder) for commit in [*commits, None]]
+            assert found == [f"x {code}" for code in codes]
+        assert provenance.with_code_of_today({commits[0], commits[2]}) == {commits[0], commits[2]}
+        assert provenance.with_code_of_today({commits[0], commits[2]}, "sharded") == {commits[2]}
+        sharded = provenance.older_kernels({"a.json": commits, "h200/sharded.json": commits[:1]})
+        assert sharded == (
+            f"The kernels have been rewritten since, with the same machine code (host code may differ): "
+            f"{'; '.join(f'{commit} (`a.json`)' for commit in sorted(commits[:2]))}. "
+            f"The kernels have changed since these: {commits[0]} (`h200/sharded.json`)."
+        )
         kernel.write_text("three")
         assert provenance.machine_code_of(None) is None
         assert provenance.machine_code_of("f" * 40) is None

@@ -395,6 +395,17 @@ def test_a_batch_of_any_size_is_exported() -> None:
     assert torch.equal(exported.module()(rows), topk(rows, 2).indices)
 
 
+def test_what_was_exported_without_a_gradient_gives_one() -> None:
+    class Values(torch.nn.Module):
+        def forward(self, rows: Tensor) -> Tensor:
+            return topk(rows, 2).values
+
+    exported = torch.export.export(Values(), (torch.randn(3, 7),)).module()
+    rows = torch.randn(3, 7, requires_grad=True)
+    exported(rows).sum().backward()
+    assert rows.grad is not None and torch.equal(rows.grad != 0, topk_mask(rows, 2))
+
+
 def test_torch_topk_when_served_has_gradients_and_compiles(backend: list[tuple[int, ...]]) -> None:
     torch_backend.enable()
     given = torch.randn(3, 50, generator=draw(13)).requires_grad_()

@@ -246,7 +246,7 @@ def test_numbers_of_exchanges_begin_again() -> None:
     first = ranks.choose(*ordinary(2), K, TURN)
     few = ranks.choose(*ordinary(2), 9, TURN)
     for peers in ranks.peers:
-        peers._progress.fill_(-5)  # two exchanges before the last number
+        peers._progress.fill_(-6)  # two exchanges before the last number
     for turn in range(6):
         again = ranks.choose(*ordinary(2), 9 if turn else K, TURN)
         assert all(
@@ -268,7 +268,7 @@ def test_numbers_of_the_lap_before_are_not_taken() -> None:
     for k in (K, 9, 9, 9):  # 1 leaves numbers that no later exchange overwrites
         ranks.choose(parts, lengths, k, TURN)
     for peers in ranks.peers:
-        peers._progress.fill_(-5)
+        peers._progress.fill_(-6)
     for _ in range(2):
         ranks.choose(parts, lengths, 9, TURN)
     again = ranks.choose(other, lengths, K, TURN, late=1_000_000)

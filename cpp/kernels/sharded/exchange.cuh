@@ -16,6 +16,8 @@ namespace gvr_topk::sharded {
 
 // What stands for a number of an exchange: while a launch is under way, and once an exchange has failed.
 constexpr uint32_t kPeerBusy = 0xfffffffeu, kPeerBroken = 0xffffffffu;
+constexpr uint32_t kLastNumber = kPeerBusy - 2;
+static_assert(kLastNumber % 2 == 0);  // the first one, 1, takes the other place
 
 // Returns n / divisor, which are at most 2^21, by the divisor's reciprocal.
 GVR_DEVICE int quotient(int n, float reciprocal) {
@@ -36,7 +38,7 @@ struct Exchange {
   Smem& smem;
   int cta;
   int capacity;     // cells of a record
-  uint32_t number;  // of the last exchange; kPeerBroken once a rank was late, and then for good
+  uint32_t number;  // of the last exchange; kPeerBroken once one has failed, and then for good
 
   GVR_DEVICE Exchange(const ShardedParams& p, Smem& smem, int cta)
       : p(p), smem(smem), cta(cta), capacity(kPeerCells / p.world), number(0) {}
@@ -46,10 +48,10 @@ struct Exchange {
   GVR_DEVICE void open(int thread) {
     if (thread > 0) return;
     smem.late = 0;
-    number = atomicExch(&p.progress[cta], kPeerBusy);
+    number = atomicMax(&p.progress[cta], kPeerBusy);
     if (number != kPeerBusy) return;
     tell_late(1 + p.rank);
-    atomicExch(&p.progress[cta], number = kPeerBroken);
+    atomicMax(&p.progress[cta], number = kPeerBroken);
   }
 
   GVR_DEVICE void close(int thread) const {
@@ -59,7 +61,7 @@ struct Exchange {
   // Begins an exchange, behind a barrier. Returns whether there can be one.
   GVR_DEVICE bool begin(int thread) {
     if (thread == 0) {
-      if (number != kPeerBroken) number = number == kPeerBusy - 1 ? 1 : number + 1;
+      if (number != kPeerBroken) number = number == kLastNumber ? 1 : number + 1;
       smem.number = number;
     }
     __syncthreads();
