@@ -195,9 +195,12 @@ def machine_code(library: Path = LIBRARY) -> dict[str, str]:
     """
     kernels: defaultdict[str, list[str]] = defaultdict(list)
     for arch, _, code in _binaries(library):
-        for name, one in code.items():
-            apart = [f" {folder}" for folder in APART.values() if f"{len(folder)}{folder}" in name]
-            kernels[arch + "".join(apart)].append(f"{name} {hashlib.sha256(one).hexdigest()}")
+        # A binary has the kernels of one folder, and constants that are all of theirs.
+        names = " ".join(code)
+        apart = [f" {folder}" for folder in APART.values() if f"{len(folder)}{folder}" in names]
+        kernels["".join((arch, *apart))] += [
+            f"{name} {hashlib.sha256(one).hexdigest()}" for name, one in code.items()
+        ]
     return {
         arch: hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
         for arch, digests in sorted(kernels.items())

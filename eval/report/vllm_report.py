@@ -23,7 +23,16 @@ from eval.engines.vllm_sampler import (
     why_of,
 )
 from eval.report.pages import listed, render, shown
-from eval.report.provenance import Files, Results, commits_of, device_of, older_kernels, refuse_if, source_of
+from eval.report.provenance import (
+    Files,
+    Results,
+    commits_of,
+    device_of,
+    is_of_today,
+    older_kernels,
+    refuse_if,
+    source_of,
+)
 
 MODES = {"stock": "vLLM's", "ours": "this package"}
 GRAPHS = {"eager": "eager", "full": "FULL graphs"}
@@ -243,12 +252,13 @@ def _engines_compared(trials: Iterable[Data]) -> list[tuple[str, Data, dict[str,
 
 
 def total_compared(files: Results) -> dict[str, Any] | None:
-    """What engines of one GPU compared at the commit that ran last: counts and ``source``."""
+    """What engines of one GPU compared with today's kernels, or at the last commit: counts and ``source``."""
     found = files.of_one_gpu(TRIALS, _has_compared)
     if not found:
         return None
     last = commits_of(max(found.values(), key=lambda data: str(data["machine"].get("date"))))
-    trials = _sound(files.quote({name: data for name, data in found.items() if commits_of(data) == last}))
+    newest = {name: data for name, data in found.items() if commits_of(data) == last or is_of_today(data)}
+    trials = _sound(files.quote(newest))
     counts = [count for _, _, count in _engines_compared(trials.values())]
     named = {"decode": "rows", "prefill": "prefill_rows", "seen": "prefill_rows_seen", "differ": "differ"}
     total = {name: sum(count[what] for count in counts) for name, what in named.items()}

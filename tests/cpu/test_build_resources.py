@@ -132,14 +132,18 @@ def test_command_records_the_machine_code(cuda_library: Path, tmp_path: Path) ->
 
 def test_digest_depends_on_names_and_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     def digest(sections: dict[str, bytes]) -> str:
-        monkeypatch.setattr(inspect, "_binaries", lambda library: [("sm_90a", "", sections)])
-        return inspect.machine_code(Path("library"))["sm_90a"]
+        binaries = [("sm_90a", "", sections), ("sm_90a", "", apart)]
+        monkeypatch.setattr(inspect, "_binaries", lambda library: binaries)
+        found = inspect.machine_code(Path("library"))
+        assert (list(found) == ["sm_90a", "sm_90a sharded"]) == bool(apart)
+        return found["sm_90a"]
 
     kernels = {".text.a": b"1", ".text.b": b"2", ".nv.constant2.a": b"3"}
-    assert digest(dict(reversed(kernels.items()))) == digest(kernels)
-    apart = {".text.7sharded6choose": b"5"}
-    assert digest(kernels | apart) == digest(kernels)
-    assert set(inspect.machine_code(Path("library"))) == {"sm_90a", "sm_90a sharded"}
+    apart: dict[str, bytes] = {}
+    alone = digest(kernels)
+    assert digest(dict(reversed(kernels.items()))) == alone
+    apart = {".text.7sharded6choose": b"5", ".nv.constant4": b"6"}
+    assert digest(kernels) == alone
     exchanged = {**kernels, ".text.a": b"2", ".text.b": b"1"}
     assert len({digest(kernels), digest(exchanged), digest(kernels | {".nv.constant2.a": b"4"})}) == 3
 
