@@ -32,8 +32,8 @@ cudaError_t launch_topk_logprobs(const TopkLogprobsParams& params, const SampleP
 // Launches the kernel that accepts drafts; it may start while the kernel before it ends.
 cudaError_t launch_verify(const VerifyParams& params, cudaStream_t stream);
 
-// Launches the kernel in which ranks agree on the k-th largest score of each row; it may start while the
-// kernel before it ends.
+// Launches the kernel in which ranks agree on the k-th largest score of each row; with few rows it may
+// start while the kernel before it ends.
 cudaError_t launch_sharded(const ShardedParams& params, cudaStream_t stream);
 
 // Launches the kernel that gives values and indices of selected items; it may start while the kernel before

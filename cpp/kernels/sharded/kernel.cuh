@@ -1,8 +1,8 @@
 // Chooses the k largest scores of rows whose parts lie on several GPUs, each of which has selected the k best
 // of its part.
 //
-// Grid: CTAs that take the rows in turn, as many on every rank. Grid dependencies let it start while the
-// selection of the parts ends.
+// Grid: CTAs that take the rows in turn, as many on every rank. Grid dependencies let few of them start while
+// the selection of the parts ends.
 //
 // The word of a score orders it among all scores of the row: its key, and below it a number that falls as
 // positions ascend. No two words are equal, so the choice is the k largest ones, ties included, and the ranks

@@ -7,7 +7,8 @@ namespace gvr_topk {
 
 cudaError_t launch_sharded(const ShardedParams& params, cudaStream_t stream) {
   const int ctas = params.rows < kPeerCtas ? params.rows : kPeerCtas;
-  const LaunchConfig config(dim3(ctas), dim3(kThreads), sizeof(sharded::Smem), 1, {stream, true, nullptr});
+  const LaunchTarget target{stream, ctas <= kMostEarlyCtas, nullptr};
+  const LaunchConfig config(dim3(ctas), dim3(kThreads), sizeof(sharded::Smem), 1, target);
   return launch_kernel<sharded::choose>(config, params);
 }
 

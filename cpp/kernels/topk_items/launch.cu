@@ -6,10 +6,6 @@
 namespace gvr_topk {
 namespace topk_items {
 
-// Up to so many rows the launch may begin while the kernel before it ends. CTAs of more rows would crowd on
-// the few SMs that kernel leaves free, and take turns there (64 rows, k = 512: 37 us instead of 23).
-constexpr int kMostEarlyRows = 16;
-
 template <int kSortThreads, int kEach>
 cudaError_t sort(const TopkItemsParams& params, const LaunchTarget& target) {
   const LaunchConfig config(dim3(params.rows), dim3(kSortThreads), sizeof(SortShared<kSortThreads, kEach>), 1,
@@ -21,7 +17,7 @@ cudaError_t sort(const TopkItemsParams& params, const LaunchTarget& target) {
 
 cudaError_t launch_topk_items(const TopkItemsParams& params, cudaStream_t stream) {
   using namespace topk_items;
-  const LaunchTarget target{stream, params.rows <= kMostEarlyRows, nullptr};
+  const LaunchTarget target{stream, params.rows <= kMostEarlyCtas, nullptr};
   if (params.order == ItemOrder::kAsGiven) {
     const int64_t ctas = (int64_t{params.rows} * params.k + kListThreads - 1) / kListThreads;
     const LaunchConfig config(dim3(static_cast<uint32_t>(ctas)), dim3(kListThreads), 0, 1, target);
