@@ -24,8 +24,7 @@ from torch.autograd import forward_ad
 from gvr_topk.arguments import TOPK, Checks, TopkItemsArguments
 from gvr_topk.constants import MAX_ROWS, MAX_SORTED_ITEMS, MAX_WIDTH, ItemOrder
 from gvr_topk.contract import DTYPES
-from gvr_topk.layers import indexer_topk
-from gvr_topk.ops import launch
+from gvr_topk.ops import indexer_topk_decode, launch
 
 _KTH_VALUE = Checks("gvr_topk.kth_value")
 _THRESHOLD, _MASK = Checks("gvr_topk.topk_threshold"), Checks("gvr_topk.topk_mask")
@@ -132,7 +131,7 @@ def topk(
     if index_dtype is torch.int32 and rows.shape[dim] > 1 << 31:
         raise TOPK.fail("index_dtype", "torch.int64 for more than 2**31 elements", repr(index_dtype))
     chosen = _topk(rows, k, dim, largest, sorted)
-    found = TopkResult(chosen.values, chosen.indices.to(index_dtype))
+    found = chosen if index_dtype is torch.int64 else chosen._replace(indices=chosen.indices.to(index_dtype))
     if input.dim() == 0:
         found = TopkResult(*(tensor.squeeze(0) for tensor in found))
     return found if out is None else _copied(found, out)
@@ -316,15 +315,18 @@ def _last(input: Tensor, k: int, dim: int, largest: bool) -> tuple[Tensor, Tenso
 
 def _topk(input: Tensor, k: int, dim: int, largest: bool, sorted: bool) -> TopkResult:
     """Select items, with their gradient, of arguments that are checked; all results are contiguous."""
-    scores = input.detach().movedim(dim, -1)
+    is_last = dim == input.dim() - 1
+    scores = input.detach() if is_last else input.detach().movedim(dim, -1)
     if k == 0 or scores.numel() == 0 or not op_serves(scores, k):
         indices = _by_sorting(scores, k, largest, ascending=not sorted).movedim(-1, dim).contiguous()
         return TopkResult(input.gather(dim, indices), indices)
-    found = TopkResult(*(items.movedim(-1, dim).contiguous() for items in _items(scores, k, largest, sorted)))
+    values, indices = _items(scores, k, largest, sorted)
+    if not is_last:
+        values, indices = (items.movedim(-1, dim).contiguous() for items in (values, indices))
     # What is exported may be given an input with a gradient later.
     if input.requires_grad or forward_ad._current_level >= 0 or torch.compiler.is_exporting():
-        found = found._replace(values=input.gather(dim, found.indices))
-    return found
+        values = input.gather(dim, indices)
+    return TopkResult(values, indices)
 
 
 def _items(scores: Tensor, k: int, largest: bool, sorted: bool) -> tuple[Tensor, Tensor]:
@@ -332,8 +334,8 @@ def _items(scores: Tensor, k: int, largest: bool, sorted: bool) -> tuple[Tensor,
     rows, best, candidates = _best(scores, k, largest)
     if candidates is not None:
         rows = rows.gather(1, candidates)
-    values = torch.empty(best.shape, dtype=rows.dtype, device=rows.device)
-    indices = torch.empty(best.shape, dtype=torch.int64, device=rows.device)
+    values = torch.empty_like(best, dtype=rows.dtype)
+    indices = torch.empty_like(best, dtype=torch.int64)
     order = ItemOrder.AS_GIVEN
     if sorted and k <= MAX_SORTED_ITEMS:
         order = ItemOrder.DESCENDING if largest else ItemOrder.ASCENDING
@@ -342,6 +344,8 @@ def _items(scores: Tensor, k: int, largest: bool, sorted: bool) -> tuple[Tensor,
         # The smallest index stands first, so a stable sort of the values leaves equal ones in order.
         by_value = _order(values, 1, largest)
         values, indices = values.gather(1, by_value), indices.gather(1, by_value)
+    if scores.dim() == 2:
+        return values, indices
     shape = (*scores.shape[:-1], k)
     return values.reshape(shape), indices.reshape(shape)
 
@@ -359,7 +363,7 @@ def _positions(input: Tensor, k: int, dim: int, largest: bool) -> Tensor:
 
 def _best(scores: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return scores as rows that lie densely, and what `_select` finds in them."""
-    rows = scores.reshape(-1, scores.shape[-1])
+    rows = scores if scores.dim() == 2 else scores.reshape(-1, scores.shape[-1])
     if rows.stride(-1) != 1:
         rows = rows.contiguous()
     return rows, *_select(rows if largest else _reversed(rows), k)
@@ -393,7 +397,7 @@ def op_serves(scores: Tensor, k: int) -> bool:
     )
 
 
-def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
+def _select(rows: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
     """Select the `k` largest scores of every row, ``[rows, width]``; the op takes longer ones in pieces.
 
     The largest of a row are among the largest of its pieces. Both are listed by ascending position, so the
@@ -402,18 +406,23 @@ def _select(scores: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
     Returns ascending positions, int32, among those in the second tensor, int64, or in the row if that is
     None.
     """
-    width = scores.shape[-1]
+    count, width = rows.shape
     if width <= MAX_WIDTH:
-        return indexer_topk(scores, None, k), None
+        return _select_in_op(rows, k), None
     whole = width - width % MAX_WIDTH
-    pieces = scores[:, :whole].unflatten(1, (-1, MAX_WIDTH))
-    starts = torch.arange(0, whole, MAX_WIDTH, device=scores.device)
-    candidates = (indexer_topk(pieces, None, k) + starts[:, None]).flatten(1)
+    best = _select_in_op(rows[:, :whole].reshape(-1, MAX_WIDTH), k).reshape(count, -1, k)
+    starts = torch.arange(0, whole, MAX_WIDTH, device=rows.device)
+    candidates = (best + starts[:, None]).flatten(1)
     if whole < width:
-        rest = indexer_topk(scores[:, whole:], None, min(k, width - whole)).to(torch.int64) + whole
+        rest = _select_in_op(rows[:, whole:], min(k, width - whole)).to(torch.int64) + whole
         candidates = torch.cat((candidates, rest), 1)
-    best, among = _select(scores.gather(1, candidates), k)
+    best, among = _select(rows.gather(1, candidates), k)
     return best, candidates if among is None else candidates.gather(1, among)
+
+
+def _select_in_op(rows: Tensor, k: int) -> Tensor:
+    lengths = torch.full(rows.shape[:1], rows.shape[1], dtype=torch.int32, device=rows.device)
+    return indexer_topk_decode(rows, lengths, k)
 
 
 def _reversed(scores: Tensor) -> Tensor:

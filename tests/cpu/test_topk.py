@@ -105,19 +105,19 @@ def test_rows_longer_than_the_op_takes_are_selected_in_pieces(
     """Pieces of 8 elements: every length of the last piece, and numbers of candidates that take rounds."""
     monkeypatch.setattr(torch_topk, "MAX_WIDTH", 8)
     selected: list[tuple[int, ...]] = []
-    select = torch_topk.indexer_topk
+    select = torch_topk.indexer_topk_decode
 
-    def noted(scores: Tensor, lengths: None, k: int) -> Tensor:
+    def noted(scores: Tensor, lengths: Tensor, k: int) -> Tensor:
         selected.append(tuple(scores.shape))
         return select(scores, lengths, k)
 
-    monkeypatch.setattr(torch_topk, "indexer_topk", noted)
+    monkeypatch.setattr(torch_topk, "indexer_topk_decode", noted)
     for kind in KINDS:
         for width in range(9, 42):
             rows = rows_of(kind, width, seed=width)
             for k in range(1, width + 1):
                 assert torch.equal(topk(rows, k, largest=largest).indices, best(rows, k, largest=largest))
-    assert max(shape[-1] for shape in selected) == 8 and max(len(shape) for shape in selected) == 3
+    assert max(selected) == (15, 8)  # three rows of five pieces
 
 
 @pytest.mark.parametrize(
