@@ -13,11 +13,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gvr_topk import kth_value, topk, topk_mask, topk_threshold, torch_backend, torch_topk
-from gvr_topk.arguments import TopkItemsArguments
-from gvr_topk.constants import ItemOrder
 from gvr_topk.library import LibraryError, LibraryStatus
-from gvr_topk.ops import launch
-from tests.topk_oracle import BOTH, KINDS, NAN, SHAPES, best, check, check_all_elements, rows_of, same
+from tests.topk_oracle import BOTH, KINDS, SHAPES, best, check, check_all_elements, rows_of, same
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -118,34 +115,6 @@ def test_rows_longer_than_the_op_takes_are_selected_in_pieces(
             for k in range(1, width + 1):
                 assert torch.equal(topk(rows, k, largest=largest).indices, best(rows, k, largest=largest))
     assert max(selected) == (15, 8)  # three rows of five pieces
-
-
-@pytest.mark.parametrize(
-    ("order", "wanted"),
-    [
-        (ItemOrder.AS_GIVEN, [(7, 4.0), (-1, NAN), (5, NAN), (8, 1.0), (-1, NAN), (6, 4.0)]),
-        (ItemOrder.DESCENDING, [(5, NAN), (7, 4.0), (6, 4.0), (8, 1.0), (-1, NAN), (-1, NAN)]),
-        (ItemOrder.ASCENDING, [(8, 1.0), (7, 4.0), (6, 4.0), (-1, NAN), (5, NAN), (-1, NAN)]),
-    ],
-)
-def test_items_of_positions_that_are_not_in_the_row(
-    order: ItemOrder, wanted: list[tuple[int, float]]
-) -> None:
-    rows, positions = torch.tensor([[NAN, 4.0, 4.0, 1.0]]), torch.tensor([[2, -1, 0, 3, 4, 1]]).int()
-    values, indices = torch.empty(1, 6), torch.empty(1, 6, dtype=torch.int64)
-    for names in (None, torch.tensor([[5, 6, 7, 8]])):
-        launch(TopkItemsArguments(rows, positions, values, indices, int(order), names))
-        shown = [place if names is not None or place < 0 else place - 5 for place, _ in wanted]
-        assert indices.tolist() == [shown]
-        assert same(values, torch.tensor([[value for _, value in wanted]]))
-
-
-def test_items_of_rows_without_columns_or_without_positions() -> None:
-    for width, k in ((0, 2), (3, 0), (0, 0)):
-        values, indices = torch.zeros(2, k), torch.zeros(2, k, dtype=torch.int64)
-        given = torch.ones(2, width), torch.zeros(2, k, dtype=torch.int32)
-        launch(TopkItemsArguments(*given, values, indices, 1))
-        assert bool(values.isnan().all()) and bool((indices == -1).all())
 
 
 def test_which_calls_theop_serves(monkeypatch: pytest.MonkeyPatch) -> None:
