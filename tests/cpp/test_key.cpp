@@ -42,17 +42,21 @@ void test_round_trip() {
     const float x = __uint_as_float(static_cast<uint32_t>(bits));
     if (std::isnan(x)) continue;
     CHECK(key_to_float(order_key(x)) == x);
+    CHECK(order_key(Dtype::kFloat32, static_cast<uint32_t>(bits)) == order_key(x));
   }
 }
 
-// The upper bits of a key alone tell every score of a 16-bit type from the others.
+// The upper bits of a key alone tell every score of a 16-bit type from the others. A key does not depend on
+// whether the type is known as the code is compiled.
 template <typename T>
-void test_short_keys() {
+void test_short_keys(Dtype dtype) {
+  CHECK(invariant_bits(dtype) == kInvariantBits<T>);
   for (uint32_t bits = 0; bits <= 0xffffu; ++bits) {
     T x;
     const auto half = static_cast<uint16_t>(bits);
     std::memcpy(&x, &half, sizeof half);
     const uint32_t key = order_key(to_float(x));
+    CHECK(order_key(dtype, bits) == key);
     CHECK(whole_key<T>(key >> kInvariantBits<T>) == key);
   }
 }
@@ -83,8 +87,8 @@ int main() {
   test_order();
   test_named_keys();
   test_round_trip();
-  test_short_keys<__nv_bfloat16>();
-  test_short_keys<__half>();
+  test_short_keys<__nv_bfloat16>(Dtype::kBfloat16);
+  test_short_keys<__half>(Dtype::kFloat16);
   test_elements<__nv_bfloat16>({0x3f80, 0xbf80, 0x0001, 0x7f80, 0xff80, 0x0000, 0x4049, 0xc2f7});
   test_elements<__half>({0x3c00, 0xbc00, 0x0001, 0x7c00, 0xfc00, 0x0000, 0x4248, 0xd7b8});
   test_absent();

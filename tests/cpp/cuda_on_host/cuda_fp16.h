@@ -38,6 +38,8 @@ struct __half {
   uint16_t bits;
 };
 
+inline __half __ushort_as_half(ushort bits) { return {bits}; }
+
 inline float __half2float(__half x) {
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
   const int exponent = (x.bits >> 10) & 0x1f;
