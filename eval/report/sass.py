@@ -44,6 +44,7 @@ SAME_IN_ALL_LANES = (
     "small_row/cta_tile.cuh: if (!may_pass_end || begin + kVecs * kGroup <= row.n) return;",  # a warp's
     "small_row/cta_tile.cuh: for (int first = 0; total != 0; first += kPerVec<T>) {",  # a sum over the warp
     "small_row/partition.cuh: for (uint32_t i = 0; i < partition.boundary_count; i += 4) {",
+    "topk_items/kernel.cuh: typename SortShared<kSortThreads, kEach>::Sort(",  # CUB's scan: warp_id == 0
 )
 """Branches whose conditions are the row's or its interval's: a whole warp's. No lanes part there, so their
 regions may span a block barrier."""

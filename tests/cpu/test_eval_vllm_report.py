@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from eval.report import vllm_report
 from eval.report.provenance import Results
 from eval.report.vllm_report import in_engine, mixed_call, prefill_times, total_compared, vllm_figures
 
@@ -61,7 +62,9 @@ def test_compared_engines(tmp_path: Path) -> None:
     assert f"| FULL graphs, MTP 1, {told} | 4,500 | 70 of 100 | 3 |" in said
 
 
-def test_rows_of_all_gpus_stand_in_one_table_and_those_of_one_are_summed(tmp_path: Path) -> None:
+def test_rows_of_all_gpus_stand_in_one_table_and_those_of_one_are_summed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compared = dict.fromkeys(COUNTS, 0)
     other = _trial(_engine("cases", compared=compared | {"rows": 5}), machine=MACHINE | {"device": "OTHER"})
     _write(tmp_path / "h2", vllm_trial_a=other)
@@ -76,8 +79,13 @@ def test_rows_of_all_gpus_stand_in_one_table_and_those_of_one_are_summed(tmp_pat
         machine = MACHINE | {"date": date, "commit": commit}
         engine = _engine("cases", compared=compared | {"rows": rows})
         _write(tmp_path / "h3", **{f"vllm_trial_{name}": _trial(engine, machine=machine)})
+    today: set[str] = set()
+    monkeypatch.setattr(vllm_report, "is_of_today", lambda trial: trial["machine"]["commit"] in today)
     last = total_compared(Results(tmp_path / "h3"))
     assert last is not None and last["decode"] == 2 and last["source"].endswith("commit def5678")
+    today.add("aaa1234")
+    every = total_compared(Results(tmp_path / "h3"))
+    assert every is not None and every["decode"] == 11 and every["source"].endswith("aaa1234, def5678")
 
 
 @pytest.mark.parametrize(
