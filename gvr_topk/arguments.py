@@ -191,7 +191,7 @@ class TopkItemsArguments(NamedTuple):
     Attributes
     ----------
     values, indices : Tensor, ``[rows, k]``, contiguous, of the dtype of `logits` and int64
-        Of a position outside of the row they are NaN and -1, and it ranks last.
+        Of a position outside of the row they are NaN and -1. It ranks last, like NaN among the smallest.
     order : int
         One of `ItemOrder`. Equal values, and NaN among themselves, stay as they stand. At most
         `MAX_SORTED_ITEMS` items are sorted.

@@ -317,7 +317,7 @@ def _topk(input: Tensor, k: int, dim: int, largest: bool, sorted: bool) -> TopkR
     """Select items, with their gradient, of arguments that are checked; all results are contiguous."""
     is_last = dim == input.dim() - 1
     scores = input.detach() if is_last else input.detach().movedim(dim, -1)
-    if k == 0 or scores.numel() == 0 or not op_serves(scores, k):
+    if not op_serves(scores, k):
         indices = _by_sorting(scores, k, largest, ascending=not sorted).movedim(-1, dim).contiguous()
         return TopkResult(input.gather(dim, indices), indices)
     values, indices = _items(scores, k, largest, sorted)
@@ -353,7 +353,7 @@ def _items(scores: Tensor, k: int, largest: bool, sorted: bool) -> tuple[Tensor,
 def _positions(input: Tensor, k: int, dim: int, largest: bool) -> Tensor:
     """Ascending indices of the `k` best elements along a dimension, int64."""
     scores = input.movedim(dim, -1)
-    if k == 0 or scores.numel() == 0 or not op_serves(scores, k):
+    if not op_serves(scores, k):
         return _by_sorting(scores, k, largest, ascending=True).movedim(-1, dim)
     _, best, candidates = _best(scores, k, largest)
     chosen = best.to(torch.int64)
@@ -383,13 +383,14 @@ def op_serves(scores: Tensor, k: int) -> bool:
     Parameters
     ----------
     scores : Tensor, ``[..., width]``
-        At least one column.
     k : int
-        1 to `width`.
+        0 to `width`. Nothing has to be selected where it is 0.
     """
     width = scores.shape[-1]
     return (
-        scores.dtype in DTYPES
+        k > 0
+        and scores.numel() > 0
+        and scores.dtype in DTYPES
         and scores.device.type in ("cpu", "cuda", "meta")
         # Of longer pieces, too much would be left to select among.
         and (width <= MAX_WIDTH or k <= MAX_WIDTH // 2)

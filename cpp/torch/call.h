@@ -91,6 +91,10 @@ struct CallTarget {
   }
 };
 
+inline void require_launched(cudaError_t status) {
+  require(status == cudaSuccess, "gvr_topk: launch failed: ", cudaGetErrorString(status));
+}
+
 // Memory of a call, in words of 4 bytes, from torch's allocator. It may be given to later work of the current
 // stream as soon as the call has been enqueued there.
 inline GivenTensor make_workspace(int64_t words, int device) {

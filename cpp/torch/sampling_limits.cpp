@@ -30,8 +30,7 @@ void apply(const Arguments& a, const Tensor* out) {
   const DeviceGuard guard(device);
   const CallTarget target(device);
   if (p.rows == 0) return;
-  const cudaError_t status = launch_limits(p, target.stream);
-  require(status == cudaSuccess, "gvr_topk: launch failed: ", cudaGetErrorString(status));
+  require_launched(launch_limits(p, target.stream));
 }
 
 void apply_limits(const ApplyLimitsArguments& a) {
@@ -95,8 +94,7 @@ void verify(const VerifyArguments& a) {
   const DeviceGuard guard(device);
   const CallTarget target(device);
   if (p.requests == 0) return;
-  const cudaError_t status = launch_verify(p, target.stream);
-  require(status == cudaSuccess, "gvr_topk: launch failed: ", cudaGetErrorString(status));
+  require_launched(launch_verify(p, target.stream));
 }
 
 }  // namespace

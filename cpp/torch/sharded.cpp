@@ -47,8 +47,7 @@ void sharded_topk(const ShardedArguments& a) {
   p.dtype = dtype_of(a.logits);
   const CallTarget target(device);
   if (p.rows == 0) return;
-  const cudaError_t status = launch_sharded(p, target.stream);
-  require(status == cudaSuccess, "gvr_topk: launch failed: ", cudaGetErrorString(status));
+  require_launched(launch_sharded(p, target.stream));
 }
 
 }  // namespace

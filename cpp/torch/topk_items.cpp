@@ -29,8 +29,7 @@ void topk_items(const TopkItemsArguments& a) {
   const DeviceGuard guard(device);
   const CallTarget target(device);
   if (p.rows == 0 || p.k == 0) return;
-  const cudaError_t status = launch_topk_items(p, target.stream);
-  require(status == cudaSuccess, "gvr_topk: launch failed: ", cudaGetErrorString(status));
+  require_launched(launch_topk_items(p, target.stream));
 }
 
 }  // namespace

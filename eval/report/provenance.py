@@ -20,7 +20,7 @@ MACHINE_CODE = ROOT / "eval" / "results" / "machine_code.json"
 RECORD_FORMAT = "gvr_topk.machine_code/3"
 MEASURED_ARCH = "sm_90a"
 APART = {"sharded.json": "sharded", "topk.json": "topk_items"}
-"""Folders of kernels that no file's figures are of but this one's; it has figures of the others, too."""
+"""Folders of kernels, by the only file that has figures of them; its figures are of other kernels, too."""
 DIRTY = "-dirty"
 COMMIT = re.compile(rf"(?<![0-9a-f,.])[0-9a-f]{{7,40}}(?:{DIRTY})?(?![0-9a-f,.]*[0-9a-f])")
 """A commit in a page's text. Figures of so many digits have commas."""

@@ -36,8 +36,8 @@ cudaError_t launch_verify(const VerifyParams& params, cudaStream_t stream);
 // start while the kernel before it ends.
 cudaError_t launch_sharded(const ShardedParams& params, cudaStream_t stream);
 
-// Launches the kernel that gives values and indices of selected items; it may start while the kernel before
-// it ends.
+// Launches the kernel that gives values and indices of selected items; with few rows it may start while the
+// kernel before it ends.
 cudaError_t launch_topk_items(const TopkItemsParams& params, cudaStream_t stream);
 
 // Stores how many of the plan's clusters can be on the SMs of the stream's context at once; 0 means that such

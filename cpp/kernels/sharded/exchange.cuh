@@ -133,7 +133,8 @@ struct Exchange {
   }
 
  private:
-  // Tells the host, once, of a rank that was not heard of; of this one, if two of its launches met.
+  // Tells the host of a rank that was not heard of, or of this one if two of its launches met, unless the
+  // host has been told of a rank before.
   GVR_DEVICE void tell_late(int one_plus_rank) const {
     volatile int64_t& told = p.told[p.world * kHeaderWords];
     if (told == 0) told = one_plus_rank;

@@ -19,7 +19,7 @@ constexpr int kRadixBits = 4;
 constexpr uint32_t kLast = 0xffffffffu;  // ranks behind every number
 
 // The items of one row, by their places. A position outside of the row is an item of index -1 and value NaN
-// that ranks last.
+// that ranks last, and like NaN among the smallest.
 struct RowItems {
   const TopkItemsParams& p;
   int64_t row;
