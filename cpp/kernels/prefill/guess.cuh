@@ -16,10 +16,10 @@ struct RankPair {
   uint32_t upper, lower;
 };
 
-// `Shared` is the shared memory of this kernel or of that of slices (prefill_slice/config.cuh).
+// Empties the bins. Block barriers separate this from the uses before and after. `Shared` is the shared
+// memory of this kernel or of that of slices (prefill_slice/config.cuh).
 template <typename Shared>
-GVR_DEVICE void clear_key_bins(Shared& smem) {
-  __syncthreads();  // The memory's previous use has ended in all threads.
+GVR_DEVICE void empty_key_bins(Shared& smem) {
 #pragma unroll
   for (int i = 0; i < kKeyBins / 4; i += kBlockThreads) {
     reinterpret_cast<uint4*>(smem.key_bins)[i + threadIdx.x] = make_uint4(0, 0, 0, 0);
@@ -28,6 +28,11 @@ GVR_DEVICE void clear_key_bins(Shared& smem) {
     smem.above_range = 0;
     smem.hits[0] = smem.hits[1] = BinHit{0, 0, 0};
   }
+}
+template <typename Shared>
+GVR_DEVICE void clear_key_bins(Shared& smem) {
+  __syncthreads();  // The memory's previous use has ended in all threads.
+  empty_key_bins(smem);
   __syncthreads();
 }
 

@@ -29,6 +29,8 @@ struct Slice {
   uint32_t kth_key;  // of the last of k pairs; kAbsentKey if there are fewer
 };
 
+constexpr uint32_t kMostMembers = 32;  // one for each lane
+
 struct alignas(128) SliceShared {
   alignas(128) unsigned char ring[kBlockWarps * prefill::kPrefillRingDepth * kTileElements * sizeof(float)];
   alignas(16) uint32_t key_bins[kKeyBins];
@@ -38,7 +40,9 @@ struct alignas(128) SliceShared {
   uint32_t above_range;
   BinHit hits[2];
   uint32_t warp_sums[2][kBlockWarps];
-  uint32_t stored[kBlockWarps];  // listed elements of each warp
+  uint32_t stored[kBlockWarps];   // listed elements of each warp
+  uint32_t member[kMostMembers];  // keys of the bin that holds the k-th one
+  uint32_t members;
   uint32_t chunks_used;
   uint32_t is_full;  // whether an element found no room in the store
 };

@@ -74,7 +74,8 @@ __device__ __noinline__ void start_stream(const SliceParams& p, int turn) {
 }
 
 // Lists the elements above a key. Each warp, whose ring is its own, then fetches its first tiles of the slice
-// number `next`, unless that is negative. A block barrier separates this from the use of the counts.
+// number `next`, unless that is negative. A block barrier separates this from the use of the counts, and of
+// the bins, which are emptied for the merge.
 template <typename T>
 __device__ __noinline__ void list_above(const SliceParams& p, int turn, int next, uint32_t key) {
   SliceShared& smem = shared_memory();
@@ -83,6 +84,8 @@ __device__ __noinline__ void list_above(const SliceParams& p, int turn, int next
   const RowStream<T> stream = stream_of<T>(p, smem, slice);
   SliceStore store = store_of_warp(smem, p.list_chunks, warp);
   store.claim_part(lane);
+  prefill::empty_key_bins(smem);
+  if (threadIdx.x == 0) smem.members = 0;
   const float bound = KeyInterval::only(key).high();
   const int first = slice.shift + stream.first_position() + kValuesPerThread * lane;
   stream.for_each_tile([&](int step, uint32_t slot, uint32_t bits) {
@@ -115,23 +118,29 @@ __device__ __noinline__ uint32_t guess_key(const SliceParams& p, int turn) {
   prefill::RowSample<T> sample(window, smem.slices[turn].window.row);
   const ValueInterval interval =
       prefill::guess_by_sample<T>(smem, window, p.prefill.k, RowPredictor::unknown(), sample);
+  __syncthreads();  // All threads have read what the bins gave.
   return order_key(interval.lo) - 1;
 }
 
-// Merges with the listed elements, which are all that lie above `key`. Returns false, and merges nothing, if
-// the k-th key of a sample's list may lie among those that were not listed.
+enum class Merge { kDone, kNoRoom, kMissed };
+
+// Merges with the listed elements, which are all that lie above `key`. Merges nothing if the list had no room
+// for all, or if the k-th key of a sample's list may lie among those that were not listed. It begins with the
+// block barrier behind the list.
 template <typename T>
-__device__ __noinline__ bool merge_listed(const SliceParams& p, int turn, uint32_t key) {
+__device__ __noinline__ Merge merge_listed(const SliceParams& p, int turn, uint32_t key) {
   SliceShared& smem = shared_memory();
   const Slice& slice = smem.slices[turn];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, k = p.prefill.k;
-  const uint32_t listed = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.stored[lane] : 0);
-  if (listed == 0 && !p.ends && key == slice.kth_key) return true;
   // Read once, before a pair is written: pairs move to other places.
   const CarriedPairs pairs(CarryRow(p, slice).word + 1, slice.carried, warp, lane);
+  __syncthreads();
+  if (smem.is_full != 0) return Merge::kNoRoom;
+  const uint32_t listed = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.stored[lane] : 0);
+  if (listed == 0 && !p.ends && key == slice.kth_key) return Merge::kDone;
   SliceStore store = store_of_warp(smem, p.list_chunks, warp);
   store.count = static_cast<int>(smem.stored[warp]);
-  const int total = slice.carried + static_cast<int>(listed);
+  const int total = slice.carried + static_cast<int>(listed), count = min(total, k);
   const auto for_each_carried = [&](auto visit) { pairs.for_each(visit); };
   const auto for_each_listed = [&](auto visit) {
     store.for_each(lane, 0, BufferedValue{-1, 0.0f}, [&](const BufferedValue& x) {
@@ -140,12 +149,12 @@ __device__ __noinline__ bool merge_listed(const SliceParams& p, int turn, uint32
   };
   KthKey kth = KthKey::none();
   if (total >= k && listed > 0) {
-    kth = find_kth<T>(smem, k, key, [&](auto visit) {
+    kth = find_kth_listed<T>(smem, k, key, lane, [&](auto visit) {
       for_each_carried([&](uint32_t x, int) { visit(x); });
       for_each_listed([&](uint32_t x, int) { visit(x); });
     });
   }
-  if (key != slice.kth_key && kth.key <= key) return false;
+  if (key != slice.kth_key && kth.key <= key) return Merge::kMissed;
   const uint32_t of_carry = count_selected(kth, for_each_carried);
   const uint32_t of_list = count_selected(kth, for_each_listed);
   if (lane == 0) {
@@ -153,11 +162,22 @@ __device__ __noinline__ bool merge_listed(const SliceParams& p, int turn, uint32
     smem.warp_sums[1][warp] = of_list;
   }
   __syncthreads();
+  const ListSink sink(p, slice);
+  const auto put_if = [&](bool takes, uint32_t item, uint32_t x, int position) {
+    sink.put_if(takes, item, x, position);
+  };
   const EarlierItems carried =
-      put_selected(p, turn, kth, EarlierItems{0, 0}, smem.warp_sums[0], warp, lane, for_each_carried);
-  put_selected(p, turn, kth, carried, smem.warp_sums[1], warp, lane, for_each_listed);
-  finish(p, turn, min(total, k), kth.key);
-  return true;
+      put_selected(kth, EarlierItems{0, 0}, smem.warp_sums[0], warp, lane, for_each_carried, put_if);
+  put_selected(kth, carried, smem.warp_sums[1], warp, lane, for_each_listed, put_if);
+  if (p.ends) {
+    auto* const staged = reinterpret_cast<int32_t*>(smem.key_bins);
+    for (int i = count + static_cast<int>(threadIdx.x); i < k; i += kBlockThreads) staged[i] = -1;
+    ptx::reconverge(ptx::unknown_zero());
+    __syncthreads();
+    write_staged<kBlockThreads>(staged, PrefillOutput(p.prefill, slice.window), k);
+  }
+  finish(p, slice, count, kth.key);
+  return Merge::kDone;
 }
 
 // Rows of one length end together on all SMs, and nobody would read while all CTAs merge. So half of the CTAs
@@ -187,7 +207,7 @@ GVR_DEVICE void merge_slice(const SliceParams& p, SliceShared& smem, int turn, i
       merge_by_rounds<T>(p, turn);
     } else if (p.ends) {
       put_carried(p, turn, KthKey::none());
-      finish(p, turn, slice.carried, kAbsentKey);
+      finish_put(p, turn, slice.carried, kAbsentKey);
     }
     return;
   }
@@ -202,9 +222,9 @@ GVR_DEVICE void merge_slice(const SliceParams& p, SliceShared& smem, int turn, i
     progress.overflowed |= slice.carried == k && key != slice.kth_key;
     progress.is_started = is_streamed(p, smem.slices[next]);
     list_above<T>(p, turn, progress.is_started ? next : -1, key);
-    __syncthreads();
-    if (smem.is_full == 0) {
-      if (!merge_listed<T>(p, turn, key)) break;
+    const Merge merge = merge_listed<T>(p, turn, key);
+    if (merge == Merge::kMissed) break;
+    if (merge == Merge::kDone) {
       __syncthreads();  // All warps have read the list.
       reset_list(p, smem);
       return;

@@ -70,6 +70,30 @@ GVR_DEVICE void put(const SliceParams& p, int turn, uint32_t item, uint32_t key,
   carry.word[1 + item] = uint64_t{key} << 32 | static_cast<uint32_t>(position);
 }
 
+// Where items go that are selected from a list: to the carry, or, if the slice ends the rows, to the memory
+// of the bins, from where they are written as the output.
+struct ListSink {
+  uint64_t* carry;
+  uint32_t staged;
+  uint32_t k;
+  bool ends;
+
+  GVR_DEVICE ListSink(const SliceParams& p, const Slice& slice)
+      : carry(CarryRow(p, slice).word + 1),
+        staged(ptx::shared_address(shared_memory().key_bins)),
+        k(p.prefill.k),
+        ends(p.ends) {}
+
+  // No branch, so that lanes stay together.
+  GVR_DEVICE void put_if(bool condition, uint32_t item, uint32_t key, int position) const {
+    condition &= item < k;
+    ptx::store_shared_if(condition & ends, staged + sizeof(position) * item, position);
+    ptx::store_global_if(condition & !ends, carry + item,
+                         uint64_t{key} << 32 | static_cast<uint32_t>(position));
+  }
+};
+static_assert(sizeof(int32_t) * kPrefillMaxK <= sizeof(SliceShared::key_bins));
+
 static_assert(CarriedPairs::kOfBlock <= 0xffff && kMaxSliceChunks * kChunk <= 0xffff);
 
 // Counts a warp's items above the k-th key, and its ties in the upper half of the word. for_each(visit) calls
@@ -87,20 +111,23 @@ GVR_DEVICE uint32_t count_selected(const KthKey& kth, ForEach for_each) {
 }
 
 // Puts the selected ones of items that `count_selected` has counted: `counts` are those of all warps, which
-// stand behind a block barrier, and `before` is what comes before the items. Returns that, and what all of
-// them are.
-template <typename ForEach>
-GVR_DEVICE EarlierItems put_selected(const SliceParams& p, int turn, const KthKey& kth,
-                                     const EarlierItems& before, const uint32_t* counts, int warp, int lane,
-                                     ForEach for_each) {
-  const uint32_t own = lane < kBlockWarps ? counts[lane] : 0;
-  const uint32_t earlier = __reduce_add_sync(0xffffffffu, lane < warp ? own : 0);
+// stand behind a block barrier, and `before` is what comes before the items. put_if(whether, item, key,
+// position) puts one. Returns what comes before, and all items.
+template <typename ForEach, typename PutIf>
+GVR_DEVICE EarlierItems put_selected(const KthKey& kth, const EarlierItems& before, const uint32_t* counts,
+                                     int warp, int lane, ForEach for_each, PutIf put_if) {
+  const uint32_t own = lane < kBlockWarps ? counts[lane] : 0, earlier = (1u << lane) - 1;
+  const uint32_t of_earlier = __reduce_add_sync(0xffffffffu, lane < warp ? own : 0);
   const uint32_t all = __reduce_add_sync(0xffffffffu, own);
   OutputCursor cursor{0, kth.quota};
-  cursor.advance(before.above + (earlier & 0xffff), before.ties + (earlier >> 16));
+  cursor.advance(before.above + (of_earlier & 0xffff), before.ties + (of_earlier >> 16));
   for_each([&](uint32_t key, int position) {
-    cursor.put_lanes(key > kth.key, key == kth.key, lane,
-                     [&](uint32_t item) { put(p, turn, item, key, position); });
+    const uint32_t ties = __ballot_sync(0xffffffffu, key == kth.key);
+    const bool takes = key > kth.key || (key == kth.key && __popc(ties & earlier) < cursor.ties_left);
+    const uint32_t taken = __ballot_sync(0xffffffffu, takes);
+    put_if(takes, cursor.first + __popc(taken & earlier), key, position);
+    cursor.first += __popc(taken);
+    cursor.ties_left -= min(static_cast<uint32_t>(__popc(ties)), cursor.ties_left);
   });
   return EarlierItems{before.above + (all & 0xffff), before.ties + (all >> 16)};
 }
@@ -116,43 +143,87 @@ static __device__ __noinline__ EarlierItems put_carried(const SliceParams& p, in
     const uint32_t counts = count_selected(kth, for_each);
     if (lane == 0) smem.warp_sums[0][warp] = counts;
     __syncthreads();
-    before = put_selected(p, turn, kth, before, smem.warp_sums[0], warp, lane, for_each);
+    before = put_selected(kth, before, smem.warp_sums[0], warp, lane, for_each,
+                          [&](bool takes, uint32_t item, uint32_t key, int position) {
+                            if (takes) put(p, turn, item, key, position);
+                            ptx::reconverge(ptx::unknown_zero());
+                          });
     __syncthreads();  // All warps have read the counts.
   });
   return before;
 }
 
 // Ends the merge of a row that has `count` items now.
-static __device__ __noinline__ void finish(const SliceParams& p, int turn, int count, uint32_t kth_key) {
-  const Slice& slice = shared_memory().slices[turn];
-  const int k = p.prefill.k;
-  if (p.ends) {
-    const PrefillOutput output(p.prefill, slice.window);
-#pragma unroll 1
-    for (int i = count + static_cast<int>(threadIdx.x); i < k; i += kBlockThreads) output.put(i, -1);
-  }
+GVR_DEVICE void finish(const SliceParams& p, const Slice& slice, int count, uint32_t kth_key) {
   if (threadIdx.x != 0) return;
   if (p.prefill.counts != nullptr) p.prefill.counts[slice.window.row] = count;
-  const uint32_t key = count == k ? kth_key : kAbsentKey;
+  const uint32_t key = count == p.prefill.k ? kth_key : kAbsentKey;
   CarryRow(p, slice).word[0] = p.ends ? 0 : uint64_t{key} << 32 | static_cast<uint32_t>(count);
 }
 
-// Finds the k-th key of at least k keys. It is expected close above `least`, the k-th of a full carry or a
-// sample's, so two rounds look there first, and rounds among all keys if it is not there.
+// The same for items that `put` has placed, behind which the output has -1.
+static __device__ __noinline__ void finish_put(const SliceParams& p, int turn, int count, uint32_t kth_key) {
+  const Slice& slice = shared_memory().slices[turn];
+  if (p.ends) {
+    const PrefillOutput output(p.prefill, slice.window);
+#pragma unroll 1
+    for (int i = count + static_cast<int>(threadIdx.x); i < p.prefill.k; i += kBlockThreads)
+      output.put(i, -1);
+  }
+  finish(p, slice, count, kth_key);
+}
+
+// All keys but for the absent one.
+template <typename T>
+constexpr KeyRange kEveryKey{1, (kMaxKey >> kInvariantBits<T>)-1};
+
+// Where the k-th key is expected: close above `least`, the k-th of a full carry or a sample's. Two rounds end
+// there.
+template <typename T>
+GVR_DEVICE KeyRange range_above(uint32_t least) {
+  const uint32_t base = least >> kInvariantBits<T>, longest = (kMaxKey >> kInvariantBits<T>)-base;
+  if (least == kAbsentKey || longest == 0) return kEveryKey<T>;
+  return KeyRange{base, min(longest, (1u << 2 * kLog2KeyBins) - 1)};
+}
+
+// Finds the k-th key of at least k keys. If it does not lie where it is expected, rounds among all keys
+// follow.
 template <typename T, typename ForEach>
 GVR_DEVICE KthKey find_kth(SliceShared& smem, int k, uint32_t least, ForEach for_each) {
-  constexpr uint32_t kMost = kMaxKey >> kInvariantBits<T>;
-  constexpr KeyRange kEvery{1, kMost - 1};  // but for the absent key
-  const uint32_t base = least >> kInvariantBits<T>;
-  KeyRange range{base, min(kMost - base, (1u << 2 * kLog2KeyBins) - 1)};
-  if (least == kAbsentKey || range.length == 0) range = kEvery;
+  KeyRange range = range_above<T>(least);
   int rounds = 0;
 #pragma unroll 1
   while (true) {
     const KthKey kth = prefill::find_kth<T>(smem, k, range, rounds, for_each);
-    if (range.base == kEvery.base || smem.hits[0].count > 0) return kth;
-    range = kEvery;
+    if (range.base == kEveryKey<T>.base || smem.hits[0].count > 0) return kth;
+    range = kEveryKey<T>;
   }
+}
+
+// The same, faster if few keys lie in the bin that holds the k-th one: they are ranked by comparison. All
+// bins are empty, and `members` is 0.
+template <typename T, typename ForEach>
+GVR_DEVICE KthKey find_kth_listed(SliceShared& smem, int k, uint32_t least, int lane, ForEach for_each) {
+  KeyRange range = range_above<T>(least);
+  const int shift = range.shift<kLog2KeyBins>();
+  const uint32_t rank = static_cast<uint32_t>(k);
+  RadixBins bins{smem.key_bins, range, shift};
+  for_each([&](uint32_t key) { bins.add(key >> kInvariantBits<T>); });
+  prefill::locate_ranks(smem, bins.above, prefill::RankPair{rank, rank});
+  const BinHit hit = smem.hits[0];
+  if (hit.count - 1 >= kMostMembers) return find_kth<T>(smem, k, least, for_each);  // 0 wraps
+  range.narrow(hit.bin, shift);
+  for_each([&](uint32_t key) {
+    if (!range.contains(key >> kInvariantBits<T>)) return;
+    const uint32_t at = atomicAdd(&smem.members, 1);
+    if (at < kMostMembers) smem.member[at] = key;
+  });
+  ptx::reconverge(ptx::unknown_zero());
+  __syncthreads();
+  const uint32_t key = smem.member[lane], count = hit.count;
+  const uint32_t kth = rank_directly(key, static_cast<int>(count), rank - hit.above, lane);
+  const uint32_t above = __ballot_sync(0xffffffffu, lane < count && key > kth);
+  return KthKey{kth, rank - hit.above - __popc(above)};
 }
 
 // Merges with all elements of the slice by radix rounds, for any content and any k.
@@ -181,7 +252,7 @@ __device__ __noinline__ void merge_by_rounds(const SliceParams& p, int turn) {
     put(p, turn, item, row.key(position), slice.shift + position);
   });
   ptx::reconverge(ptx::unknown_zero());
-  finish(p, turn, static_cast<int>(min(total, int64_t{k})), kth.key);
+  finish_put(p, turn, static_cast<int>(min(total, int64_t{k})), kth.key);
 }
 
 }  // namespace gvr_topk::prefill_slice

@@ -280,6 +280,13 @@ GVR_DEVICE void store_global_if(bool condition, void* p, const float4& value) {
                : "memory");
 }
 
+GVR_DEVICE void store_global_if(bool condition, void* p, uint64_t value) {
+  asm volatile(
+      GVR_PREDICATED("ne.u32", "%0, 0", "st.global.u64 [%1], %2")::"r"(static_cast<uint32_t>(condition)),
+      "l"(p), "l"(value)
+      : "memory");
+}
+
 // If `condition` is not zero, stores a value at the shared address `slot` and moves `slot` past it. C++ code
 // would branch.
 GVR_DEVICE void append_if(uint32_t condition, uint32_t& slot, uint16_t value) {
