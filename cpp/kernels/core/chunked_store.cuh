@@ -70,7 +70,7 @@ struct ChunkedStore {
   GVR_DEVICE bool claim_chunks(uint32_t* used, int added, int lane) {
     const int owned = room >> kLog2Chunk;
     const int more = (count + added - room + kChunk - 1) >>
-                     kLog2Chunk;  // At most one tile's elements: fewer chunks than lanes.
+                     kLog2Chunk;  // At most two tiles' elements: no more chunks than lanes.
     int first = 0;
     if (lane == 0) first = static_cast<int>(atomicAdd(used, static_cast<uint32_t>(more)));
     ptx::reconverge(ptx::unknown_zero());
@@ -97,6 +97,26 @@ struct ChunkedStore {
 #pragma unroll 1
     for (; selected != 0; selected &= selected - 1) {
       put(__ffs(selected) - 1, (next < old_room ? old_shift : shift) + next);
+      ++next;
+    }
+  }
+
+  // The same for two sets of up to 16 elements of each lane. Those of the second, whose numbers start at 16,
+  // come behind the first set of all lanes.
+  template <typename Put>
+  GVR_DEVICE void append_pair(uint32_t* used, uint32_t selected, uint32_t second, int lane, Put put) {
+    const LaneRank rank = rank_lanes(selected, lane), rank_of_second = rank_lanes(second, lane);
+    const int added = rank.all + rank_of_second.all;
+    if (added == 0) return;
+    const int old_shift = shift, old_room = room;
+    if (count + added > room && !claim_chunks(used, added, lane)) return;
+    int next = count + rank.before, left = __popc(selected);
+    const int then = count + rank.all + rank_of_second.before;
+    count += added;
+#pragma unroll 1
+    for (uint32_t both = selected | second << 16; both != 0; both &= both - 1) {
+      if (left-- == 0) next = then;
+      put(__ffs(static_cast<int>(both)) - 1, (next < old_room ? old_shift : shift) + next);
       ++next;
     }
   }

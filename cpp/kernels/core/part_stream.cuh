@@ -78,6 +78,33 @@ struct PartStream {
     }
   }
 
+  // The same for two tiles at a time, the second of which may be none: visit(step, slot, bits of the first,
+  // bits of the second).
+  template <typename Visit>
+  GVR_DEVICE void for_each_pair(Visit visit) const {
+    static_assert(kDepth % 2 == 0);
+    const T* next = from + kDepth * kTileElements;
+    int before = begin == 0 ? max(lead - lane * kValuesPerThread, 0) : 0;
+    uint32_t slot = 0;
+#pragma unroll 1
+    for (int step = 0, left = length; left > 0; step += 2) {
+      ptx::wait_copies<kDepth - 2>();
+      ptx::reconverge(zero);  // The copies of all lanes have arrived.
+      const int own = left - lane * kValuesPerThread;
+      visit(step, slot, ptx::bit_range(before, max(own - before, 0)),
+            ptx::bit_range(0, max(own - kTileElements, 0)));
+      ptx::reconverge(zero);  // All lanes have read both slots.
+      before = 0;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        request(next, left - kDepth * kTileElements, slot);
+        next += kTileElements;
+        left -= kTileElements;
+        slot = Ring::next(slot);
+      }
+    }
+  }
+
   // Calls visit(key) for each of this lane's elements of the row, in a pass that was started. Elements that
   // are not the row's are absent keys.
   template <typename Visit>

@@ -9,8 +9,9 @@
 //   is certain. Otherwise, and where many elements of the row before lay above that key, a sample of the
 //   slice gives one, unless the slice is so short that all of it can be listed;
 // - list: warps stream the slice, and list the elements above the key;
-// - merge: radix rounds over the carry and the list find the k-th key, and what is selected goes to the
-//   carry, or to the output where the row ends (prefill_slice/merge.cuh).
+// - merge: the carry and the list are searched for the k-th key, and what is selected goes to the carry, or
+// to
+//   the output where the row ends (prefill_slice/merge.cuh).
 //
 // A warp that has listed its part fetches its first tiles of the next row. Where CTAs have several rows, half
 // of them start a little later, so that some read while others merge. If the list has no room for all
@@ -88,12 +89,17 @@ __device__ __noinline__ void list_above(const SliceParams& p, int turn, int next
   if (threadIdx.x == 0) smem.members = 0;
   const float bound = KeyInterval::only(key).high();
   const int first = slice.shift + stream.first_position() + kValuesPerThread * lane;
-  stream.for_each_tile([&](int step, uint32_t slot, uint32_t bits) {
-    uint32_t above;
+  stream.for_each_pair([&](int step, uint32_t slot, uint32_t bits, uint32_t bits_of_second) {
+    constexpr uint32_t kTileBytes = RowStream<T>::Ring::kTileBytes;
+    uint32_t above, second;
     stream.ring.not_below(INFINITY, bound, slot, above);  // The compiler removes the other bits.
-    store.append(&smem.chunks_used, above & bits, lane, [&](int index, int at) {
-      store.store[at] = BufferedValue{first + step * kTileElements + index, stream.ring.value(slot, index)};
-    });
+    stream.ring.not_below(INFINITY, bound, slot + kTileBytes, second);
+    store.append_pair(&smem.chunks_used, above & bits, second & bits_of_second, lane,
+                      [&](int number, int at) {
+                        const int tile = number / kValuesPerThread, index = number % kValuesPerThread;
+                        store.store[at] = BufferedValue{first + (step + tile) * kTileElements + index,
+                                                        stream.ring.value(slot + tile * kTileBytes, index)};
+                      });
   });
   if (next >= 0) start_stream<T>(p, next);
   if (lane == 0) {
@@ -103,11 +109,16 @@ __device__ __noinline__ void list_above(const SliceParams& p, int turn, int next
   ptx::reconverge(ptx::unknown_zero());
 }
 
+// The first chunk of an empty list that no warp owns.
+GVR_DEVICE uint32_t first_free_chunk(const SliceParams& p) {
+  return kBlockWarps * SliceStore::initial_chunks(p.list_chunks);
+}
+
 // Forgets all listed elements. Block barriers separate this from the uses before and after.
 GVR_DEVICE void reset_list(const SliceParams& p, SliceShared& smem) {
   if (threadIdx.x != 0) return;
   smem.is_full = 0;
-  smem.chunks_used = kBlockWarps * SliceStore::initial_chunks(p.list_chunks);
+  smem.chunks_used = first_free_chunk(p);
 }
 
 // A key that about k elements of the slice and some more lie above.
@@ -136,17 +147,14 @@ __device__ __noinline__ Merge merge_listed(const SliceParams& p, int turn, uint3
   const CarriedPairs pairs(CarryRow(p, slice).word + 1, slice.carried, warp, lane);
   __syncthreads();
   if (smem.is_full != 0) return Merge::kNoRoom;
+  if (threadIdx.x == 0) smem.chunks_used = first_free_chunk(p);  // for the next list
   const uint32_t listed = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.stored[lane] : 0);
   if (listed == 0 && !p.ends && key == slice.kth_key) return Merge::kDone;
-  SliceStore store = store_of_warp(smem, p.list_chunks, warp);
-  store.count = static_cast<int>(smem.stored[warp]);
+  const ListedItems items(store_of_warp(smem, p.list_chunks, warp), static_cast<int>(smem.stored[warp]),
+                          lane);
   const int total = slice.carried + static_cast<int>(listed), count = min(total, k);
   const auto for_each_carried = [&](auto visit) { pairs.for_each(visit); };
-  const auto for_each_listed = [&](auto visit) {
-    store.for_each(lane, 0, BufferedValue{-1, 0.0f}, [&](const BufferedValue& x) {
-      visit(x.position >= 0 ? order_key(x.value) : kAbsentKey, x.position);
-    });
-  };
+  const auto for_each_listed = [&](auto visit) { items.for_each(visit); };
   KthKey kth = KthKey::none();
   if (total >= k && listed > 0) {
     kth = find_kth_listed<T>(smem, k, key, lane, [&](auto visit) {
@@ -197,51 +205,53 @@ struct Progress {
   bool overflowed = false;  // whether the row before had too many elements above the last key of its carry
 };
 
-// Merges a row's slice into its carry, and starts to stream the next row.
-template <typename T>
-GVR_DEVICE void merge_slice(const SliceParams& p, SliceShared& smem, int turn, int next, Progress& progress) {
+// Merges a row's slice into its carry, and starts to stream the next row. publish() stores a later slice,
+// which all threads see behind this.
+template <typename T, typename Publish>
+GVR_DEVICE void merge_slice(const SliceParams& p, SliceShared& smem, int turn, int next, Progress& progress,
+                            Publish publish) {
   const Slice& slice = smem.slices[turn];
   const int k = p.prefill.k;
-  if (!is_streamed(p, slice)) {
-    if (slice.window.n > 0 && slice.kth_key != kMaxKey) {
-      merge_by_rounds<T>(p, turn);
-    } else if (p.ends) {
+  bool merges = true;
+  if (is_streamed(p, slice)) {
+    // So many elements fit the list wherever they lie: each warp leaves less than two chunks unused.
+    const bool fits = slice.window.n <= kChunk * (p.list_chunks - 2 * kBlockWarps);
+    bool samples = !fits && (slice.carried < k || progress.overflowed);
+    progress.overflowed = false;
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+      if (!progress.is_started) start_stream<T>(p, turn);
+      const uint32_t key = samples ? max(guess_key<T>(p, turn), slice.kth_key) : slice.kth_key;
+      progress.overflowed |= slice.carried == k && key != slice.kth_key;
+      progress.is_started = is_streamed(p, smem.slices[next]);
+      list_above<T>(p, turn, progress.is_started ? next : -1, key);
+      if (pass == 0) publish();
+      const Merge merge = merge_listed<T>(p, turn, key);
+      merges = merge != Merge::kDone;
+      if (merge != Merge::kNoRoom) break;
+      if (progress.is_started) ptx::wait_copies<0>();  // The slice is streamed through the same memory again.
+      progress.is_started = false;
+      progress.overflowed |= slice.carried == k;
+      __syncthreads();  // All warps know that the list is full.
+      reset_list(p, smem);
+      __syncthreads();
+      if (samples) break;
+      samples = true;
+    }
+  } else {
+    publish();
+    merges = slice.window.n > 0 && slice.kth_key != kMaxKey;
+    if (!merges && p.ends) {
       put_carried(p, turn, KthKey::none());
       finish_put(p, turn, slice.carried, kAbsentKey);
     }
-    return;
   }
-  // So many elements fit the list wherever they lie: each warp leaves less than two chunks unused.
-  const bool fits = slice.window.n <= kChunk * (p.list_chunks - 2 * kBlockWarps);
-  bool samples = !fits && (slice.carried < k || progress.overflowed);
-  progress.overflowed = false;
-#pragma unroll 1
-  for (int pass = 0; pass < 2; ++pass) {
-    if (!progress.is_started) start_stream<T>(p, turn);
-    const uint32_t key = samples ? max(guess_key<T>(p, turn), slice.kth_key) : slice.kth_key;
-    progress.overflowed |= slice.carried == k && key != slice.kth_key;
-    progress.is_started = is_streamed(p, smem.slices[next]);
-    list_above<T>(p, turn, progress.is_started ? next : -1, key);
-    const Merge merge = merge_listed<T>(p, turn, key);
-    if (merge == Merge::kMissed) break;
-    if (merge == Merge::kDone) {
-      __syncthreads();  // All warps have read the list.
-      reset_list(p, smem);
-      return;
-    }
-    if (progress.is_started) ptx::wait_copies<0>();  // The slice is streamed through the same memory again.
+  if (merges) {
+    if (progress.is_started) ptx::wait_copies<0>();  // The rounds stream through the same memory.
     progress.is_started = false;
-    progress.overflowed |= slice.carried == k;
-    __syncthreads();  // All warps know that the list is full.
-    reset_list(p, smem);
-    __syncthreads();
-    if (samples) break;
-    samples = true;
+    merge_by_rounds<T>(p, turn);
   }
-  if (progress.is_started) ptx::wait_copies<0>();  // The rounds stream through the same memory.
-  progress.is_started = false;
-  merge_by_rounds<T>(p, turn);
-  reset_list(p, smem);
+  __syncthreads();  // All warps have read the list.
 }
 
 template <typename T>
@@ -266,10 +276,11 @@ __global__ void __launch_bounds__(kBlockThreads, is_small_arch(kArch) ? 1 : kPre
     const int after = turn == kWindowsAhead ? 0 : turn + 1;
     const SliceLoad later(p, thread == 0 ? smem.schedule.next(p.prefill) : -1);
     ptx::reconverge(ptx::unknown_zero());
-    merge_slice<T>(p, smem, turn, after, progress);
-    __syncthreads();  // All threads have used the slice of the row before, whose place is taken.
-    if (thread == 0) smem.slices[after == kWindowsAhead ? 0 : after + 1] = later.slice(p);
-    __syncthreads();
+    merge_slice<T>(p, smem, turn, after, progress, [&] {
+      // This takes the place of the slice of the row before.
+      if (thread == 0) smem.slices[after == kWindowsAhead ? 0 : after + 1] = later.slice(p);
+      ptx::reconverge(ptx::unknown_zero());
+    });
     turn = after;
   }
 }

@@ -36,6 +36,49 @@ struct CarriedPairs {
   }
 };
 
+// What a warp has listed, with the first of its elements in registers.
+struct ListedItems {
+  static constexpr int kOfLane = 4;
+
+  SliceStore store;
+  int lane;
+  uint32_t kept[kOfLane][2] = {};  // position and key
+
+  GVR_DEVICE ListedItems(const SliceStore& of, int count, int lane_) : store(of), lane(lane_) {
+    store.count = count;
+    if (count > 0) load(0, kept);
+  }
+
+  // Calls visit(key, position) for 32 consecutive elements at once; the key of an absent one is kAbsentKey.
+  template <typename Visit>
+  GVR_DEVICE void for_each(Visit visit) const {
+    uint32_t some[kOfLane][2];
+#pragma unroll
+    for (int j = 0; j < kOfLane; ++j) some[j][0] = kept[j][0], some[j][1] = kept[j][1];
+#pragma unroll 1
+    for (int begin = 0; begin < store.count;) {
+#pragma unroll
+      for (int j = 0; j < kOfLane; ++j) {
+        if (begin + 32 * j < store.count) visit(some[j][1], static_cast<int>(some[j][0]));
+      }
+      begin += 32 * kOfLane;
+      if (begin < store.count) load(begin, some);
+    }
+  }
+
+ private:
+  GVR_DEVICE void load(int begin, uint32_t (&items)[kOfLane][2]) const {
+#pragma unroll
+    for (int j = 0; j < kOfLane; ++j) {
+      const int i = begin + 32 * j + lane;
+      const BufferedValue x = store.at(min(i, store.count - 1));
+      items[j][0] = x.position;
+      items[j][1] = i < store.count ? order_key(x.value) : kAbsentKey;
+    }
+    ptx::reconverge(ptx::unknown_zero());  // ptxas may make a branch of the choice.
+  }
+};
+
 // A row of the carry: a word that says how it begins, and pairs of a key and a position. Any content is safe:
 // it decides neither control flow, beside the `Slice` that one thread has read, nor an address.
 struct CarryRow {
