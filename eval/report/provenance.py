@@ -17,10 +17,14 @@ from eval.common.paths import ROOT
 GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
 KERNEL_SOURCES = ("cpp/kernels", "cpp/include", "cpp/CMakeLists.txt")
 MACHINE_CODE = ROOT / "eval" / "results" / "machine_code.json"
-RECORD_FORMAT = "gvr_topk.machine_code/3"
+RECORD_FORMAT = "gvr_topk.machine_code/4"
 MEASURED_ARCH = "sm_90a"
-APART = {"sharded.json": "sharded", "topk.json": "topk_items"}
-"""Folders of kernels, by the only file that has figures of them; its figures are of other kernels, too."""
+APART = {
+    "sharded": re.compile(r"sharded\.json"),
+    "topk_items": re.compile(r"topk\.json"),
+    "prefill_slice": re.compile(r"(bench_slices|stress_.*|vllm_trial_slices_.*)\.json"),
+}
+"""Folders of kernels, with the only files that have figures of them; these are of other kernels, too."""
 DIRTY = "-dirty"
 COMMIT = re.compile(rf"(?<![0-9a-f,.])[0-9a-f]{{7,40}}(?:{DIRTY})?(?![0-9a-f,.]*[0-9a-f])")
 """A commit in a page's text. Figures of so many digits have commas."""
@@ -154,10 +158,15 @@ def with_code_of_today(commits: Collection[str], folder: str = "") -> set[str]:
     return {commit for commit in commits if today is not None and machine_code_of(commit, folder) == today}
 
 
-def is_of_today(data: Mapping[str, Any]) -> bool:
+def apart_in(name: str) -> str:
+    """Folder of kernels that lie `APART` of which a file, or several counted together, has figures, or ``""``."""
+    return next((folder for folder, files in APART.items() if files.fullmatch(name.rpartition("/")[2])), "")
+
+
+def is_of_today(data: Mapping[str, Any], name: str = "") -> bool:
     """Whether a result file's figures are of today's kernels, which may have been rewritten since."""
     changed = set(filter(changed_since, commits_of(data)))
-    return changed == with_code_of_today(changed)
+    return changed == with_code_of_today(changed, apart_in(name))
 
 
 def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) -> str:
@@ -166,7 +175,7 @@ def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) 
     changed: dict[str, Counter[str]] = {}
     for file, commits in quoted.items():
         older = set(filter(changed_since, commits))
-        today = with_code_of_today(older, APART.get(file.rpartition("/")[2], ""))
+        today = with_code_of_today(older, apart_in(file))
         for commit in older:
             found = (same if commit in today else changed).setdefault(commit, Counter())
             found[_SERIAL.sub(r"\1_*.", file)] += 1

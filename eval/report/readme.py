@@ -527,7 +527,7 @@ def stressed(files: Results) -> dict[str, Any]:
     """
     runs = files.of_all_gpus("stress*.json")
     faulty = [runs.pop(name) for name in list(runs) if name.endswith(FAULTY)]
-    kinds: dict[str, list[dict[str, Any]]] = {"beside": [], "delays": [], "rewrite": []}
+    kinds: dict[str, list[dict[str, Any]]] = {"beside": [], "delays": [], "rewrite": [], "now": []}
     for name, run in runs.items():
         refuse_if(run.get("failure"), name, "no failure")
         refuse_if(not run["totals"]["clean"] and run["totals"], name, "a clean run")
@@ -539,12 +539,13 @@ def stressed(files: Results) -> dict[str, Any]:
             refuse_if(undelayed, name, "delays in every launch")
         beside = "delays" if run["chaos_build"] else "beside"
         kinds["rewrite" if run["mode"] == "rewrite" else beside].append(run)
+        if run in kinds["beside"] and is_of_today(run, name):
+            kinds["now"].append(run)
     files.quote(runs)
     if faulty:
         refuse_if(faulty[0]["totals"]["clean"], FAULTY, "the faults of the older commit")
     counted = {kind: _counted(its) for kind, its in {**kinds, "faulty": faulty}.items()}
-    now = _counted([run for run in kinds["beside"] if is_of_today(run)])
-    return counted | {"now": now, "source": source_of(*runs.values())}
+    return counted | {"source": source_of(*runs.values())}
 
 
 def _counted(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

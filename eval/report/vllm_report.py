@@ -257,7 +257,9 @@ def total_compared(files: Results) -> dict[str, Any] | None:
     if not found:
         return None
     last = commits_of(max(found.values(), key=lambda data: str(data["machine"].get("date"))))
-    newest = {name: data for name, data in found.items() if commits_of(data) == last or is_of_today(data)}
+    newest = {
+        name: data for name, data in found.items() if commits_of(data) == last or is_of_today(data, name)
+    }
     trials = _sound(files.quote(newest))
     counts = [count for _, _, count in _engines_compared(trials.values())]
     named = {"decode": "rows", "prefill": "prefill_rows", "seen": "prefill_rows_seen", "differ": "differ"}

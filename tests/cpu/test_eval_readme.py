@@ -84,6 +84,8 @@ class TestReadmeTable:
         )
         files = [{"machine": {"commit": commit}} for commit in ("new", "same", "old")]
         assert [provenance.is_of_today(data) for data in files] == [True, True, False]
+        folders = {"h200/stress_1.json": "prefill_slice", "sharded.json": "sharded", "bench.json": ""}
+        assert {name: provenance.apart_in(name) for name in folders} == folders
         codes[None] = codes["same"] = codes["old"] = None  # type: ignore[assignment]
         assert "changed since these: old (2 of `fuzz_*.json`, `b.json`); same" in provenance.older_kernels(
             quoted
