@@ -34,6 +34,7 @@ SAME_IN_ALL_LANES = (
     "cluster/predictor.cuh: if (moments.are_known() && fabsf(moments.mean) <=",
     "cluster/predictor.cuh: if (is_z_score(last.z_score)) {",
     "cluster/row_job.cuh: return traits.has(LaunchTraits::kDraftRows) ?",
+    "core/lane_ranks.cuh: for (int first = 0; first < count; first += kAtOnce) {",  # as many for each lane
     "core/row_view.cuh: return RowView<T>{data, p.width, aligned || p.width == 0",
     "cluster/select.cuh: if (2 * stride >= count) return;",  # a warp's keys, as many for each of its lanes
     "cluster/select.cuh: for (int i = kInRegisters * stride; i < count; i += stride)",

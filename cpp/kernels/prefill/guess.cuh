@@ -29,6 +29,8 @@ GVR_DEVICE void empty_key_bins(Shared& smem) {
     smem.hits[0] = smem.hits[1] = BinHit{0, 0, 0};
   }
 }
+
+// The same, within block barriers.
 template <typename Shared>
 GVR_DEVICE void clear_key_bins(Shared& smem) {
   __syncthreads();  // The memory's previous use has ended in all threads.

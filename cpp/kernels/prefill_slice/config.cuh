@@ -26,10 +26,8 @@ struct Slice {
   Window window;     // columns of the slice
   int32_t shift;     // position of the first of them in the row's whole window
   int32_t carried;   // pairs of the carry, at most k
-  uint32_t kth_key;  // of the last of k pairs; kAbsentKey if there are fewer
+  uint32_t kth_key;  // the least of k pairs' keys; kAbsentKey if there are fewer
 };
-
-constexpr uint32_t kMostMembers = 32;  // one for each lane
 
 struct alignas(128) SliceShared {
   alignas(128) unsigned char ring[kBlockWarps * prefill::kPrefillRingDepth * kTileElements * sizeof(float)];
@@ -40,8 +38,8 @@ struct alignas(128) SliceShared {
   uint32_t above_range;
   BinHit hits[2];
   uint32_t warp_sums[2][kBlockWarps];
-  uint32_t stored[kBlockWarps];   // listed elements of each warp
-  uint32_t member[kMostMembers];  // keys of the bin that holds the k-th one
+  uint32_t stored[kBlockWarps];    // listed elements of each warp
+  uint32_t member[kRankDirectly];  // keys of the bin that holds the k-th one
   uint32_t members;
   uint32_t chunks_used;
   uint32_t is_full;  // whether an element found no room in the store

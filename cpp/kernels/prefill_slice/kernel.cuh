@@ -9,9 +9,8 @@
 //   is certain. Otherwise, and where many elements of the row before lay above that key, a sample of the
 //   slice gives one, unless the slice is so short that all of it can be listed;
 // - list: warps stream the slice, and list the elements above the key;
-// - merge: the carry and the list are searched for the k-th key, and what is selected goes to the carry, or
-// to
-//   the output where the row ends (prefill_slice/merge.cuh).
+// - merge: the k-th key of the carry and the list is found, and what is selected goes to the carry, or to the
+//   output where the row ends (prefill_slice/merge.cuh).
 //
 // A warp that has listed its part fetches its first tiles of the next row. Where CTAs have several rows, half
 // of them start a little later, so that some read while others merge. If the list has no room for all
@@ -75,8 +74,8 @@ __device__ __noinline__ void start_stream(const SliceParams& p, int turn) {
 }
 
 // Lists the elements above a key. Each warp, whose ring is its own, then fetches its first tiles of the slice
-// number `next`, unless that is negative. A block barrier separates this from the use of the counts, and of
-// the bins, which are emptied for the merge.
+// number `next`, unless that is negative. Block barriers separate this from the uses before and after of the
+// counts, and of the bins, which are emptied for the merge.
 template <typename T>
 __device__ __noinline__ void list_above(const SliceParams& p, int turn, int next, uint32_t key) {
   SliceShared& smem = shared_memory();
@@ -109,16 +108,11 @@ __device__ __noinline__ void list_above(const SliceParams& p, int turn, int next
   ptx::reconverge(ptx::unknown_zero());
 }
 
-// The first chunk of an empty list that no warp owns.
-GVR_DEVICE uint32_t first_free_chunk(const SliceParams& p) {
-  return kBlockWarps * SliceStore::initial_chunks(p.list_chunks);
-}
-
 // Forgets all listed elements. Block barriers separate this from the uses before and after.
 GVR_DEVICE void reset_list(const SliceParams& p, SliceShared& smem) {
   if (threadIdx.x != 0) return;
   smem.is_full = 0;
-  smem.chunks_used = first_free_chunk(p);
+  smem.chunks_used = kBlockWarps * SliceStore::initial_chunks(p.list_chunks);
 }
 
 // A key that about k elements of the slice and some more lie above.
@@ -129,7 +123,6 @@ __device__ __noinline__ uint32_t guess_key(const SliceParams& p, int turn) {
   prefill::RowSample<T> sample(window, smem.slices[turn].window.row);
   const ValueInterval interval =
       prefill::guess_by_sample<T>(smem, window, p.prefill.k, RowPredictor::unknown(), sample);
-  __syncthreads();  // All threads have read what the bins gave.
   return order_key(interval.lo) - 1;
 }
 
@@ -147,11 +140,12 @@ __device__ __noinline__ Merge merge_listed(const SliceParams& p, int turn, uint3
   const CarriedPairs pairs(CarryRow(p, slice).word + 1, slice.carried, warp, lane);
   __syncthreads();
   if (smem.is_full != 0) return Merge::kNoRoom;
-  if (threadIdx.x == 0) smem.chunks_used = first_free_chunk(p);  // for the next list
-  const uint32_t listed = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.stored[lane] : 0);
+  const uint32_t stored = lane < kBlockWarps ? smem.stored[lane] : 0;
+  const uint32_t listed = __reduce_add_sync(0xffffffffu, stored);
+  // A sum, so that the compiler knows that all lanes have it.
+  const uint32_t own = __reduce_add_sync(0xffffffffu, lane == warp ? stored : 0);
   if (listed == 0 && !p.ends && key == slice.kth_key) return Merge::kDone;
-  const ListedItems items(store_of_warp(smem, p.list_chunks, warp), static_cast<int>(smem.stored[warp]),
-                          lane);
+  const ListedItems items(store_of_warp(smem, p.list_chunks, warp), static_cast<int>(own), lane);
   const int total = slice.carried + static_cast<int>(listed), count = min(total, k);
   const auto for_each_carried = [&](auto visit) { pairs.for_each(visit); };
   const auto for_each_listed = [&](auto visit) { items.for_each(visit); };
@@ -171,12 +165,9 @@ __device__ __noinline__ Merge merge_listed(const SliceParams& p, int turn, uint3
   }
   __syncthreads();
   const ListSink sink(p, slice);
-  const auto put_if = [&](bool takes, uint32_t item, uint32_t x, int position) {
-    sink.put_if(takes, item, x, position);
-  };
   const EarlierItems carried =
-      put_selected(kth, EarlierItems{0, 0}, smem.warp_sums[0], warp, lane, for_each_carried, put_if);
-  put_selected(kth, carried, smem.warp_sums[1], warp, lane, for_each_listed, put_if);
+      put_selected(kth, EarlierItems{0, 0}, smem.warp_sums[0], warp, lane, for_each_carried, sink);
+  put_selected(kth, carried, smem.warp_sums[1], warp, lane, for_each_listed, sink);
   if (p.ends) {
     auto* const staged = reinterpret_cast<int32_t*>(smem.key_bins);
     for (int i = count + static_cast<int>(threadIdx.x); i < k; i += kBlockThreads) staged[i] = -1;
@@ -202,7 +193,7 @@ GVR_DEVICE void stagger(const SliceParams& p, const Slice& first) {
 // What is kept from row to row, the same in all threads.
 struct Progress {
   bool is_started = false;  // whether the first tiles of the row are in flight
-  bool overflowed = false;  // whether the row before had too many elements above the last key of its carry
+  bool overflowed = false;  // whether the row before had too many elements above the k-th key of its carry
 };
 
 // Merges a row's slice into its carry, and starts to stream the next row. publish() stores a later slice,
@@ -229,14 +220,14 @@ GVR_DEVICE void merge_slice(const SliceParams& p, SliceShared& smem, int turn, i
       const Merge merge = merge_listed<T>(p, turn, key);
       merges = merge != Merge::kDone;
       if (merge != Merge::kNoRoom) break;
+      progress.overflowed |= slice.carried == k;
+      if (samples) break;
+      samples = true;
       if (progress.is_started) ptx::wait_copies<0>();  // The slice is streamed through the same memory again.
       progress.is_started = false;
-      progress.overflowed |= slice.carried == k;
       __syncthreads();  // All warps know that the list is full.
       reset_list(p, smem);
       __syncthreads();
-      if (samples) break;
-      samples = true;
     }
   } else {
     publish();
@@ -251,7 +242,8 @@ GVR_DEVICE void merge_slice(const SliceParams& p, SliceShared& smem, int turn, i
     progress.is_started = false;
     merge_by_rounds<T>(p, turn);
   }
-  __syncthreads();  // All warps have read the list.
+  reset_list(p, smem);
+  __syncthreads();  // All warps have used this row's shared memory.
 }
 
 template <typename T>

@@ -80,7 +80,7 @@ struct ListedItems {
 };
 
 // A row of the carry: a word that says how it begins, and pairs of a key and a position. Any content is safe:
-// it decides neither control flow, beside the `Slice` that one thread has read, nor an address.
+// control flow follows from what all threads read in shared memory, and addresses are checked.
 struct CarryRow {
   uint64_t* word;
   int count;
@@ -128,7 +128,7 @@ struct ListSink {
         ends(p.ends) {}
 
   // No branch, so that lanes stay together.
-  GVR_DEVICE void put_if(bool condition, uint32_t item, uint32_t key, int position) const {
+  GVR_DEVICE void operator()(bool condition, uint32_t item, uint32_t key, int position) const {
     condition &= item < k;
     ptx::store_shared_if(condition & ends, staged + sizeof(position) * item, position);
     ptx::store_global_if(condition & !ends, carry + item,
@@ -224,7 +224,7 @@ constexpr KeyRange kEveryKey{1, (kMaxKey >> kInvariantBits<T>)-1};
 // there.
 template <typename T>
 GVR_DEVICE KeyRange range_above(uint32_t least) {
-  const uint32_t base = least >> kInvariantBits<T>, longest = (kMaxKey >> kInvariantBits<T>)-base;
+  const uint32_t base = max(least >> kInvariantBits<T>, 1u), longest = (kMaxKey >> kInvariantBits<T>)-base;
   if (least == kAbsentKey || longest == 0) return kEveryKey<T>;
   return KeyRange{base, min(longest, (1u << 2 * kLog2KeyBins) - 1)};
 }
@@ -254,12 +254,15 @@ GVR_DEVICE KthKey find_kth_listed(SliceShared& smem, int k, uint32_t least, int 
   for_each([&](uint32_t key) { bins.add(key >> kInvariantBits<T>); });
   prefill::locate_ranks(smem, bins.above, prefill::RankPair{rank, rank});
   const BinHit hit = smem.hits[0];
-  if (hit.count - 1 >= kMostMembers) return find_kth<T>(smem, k, least, for_each);  // 0 wraps
+  if (hit.count == 0) return find_kth<T>(smem, k, kAbsentKey, for_each);
   range.narrow(hit.bin, shift);
+  if (range.length == 0) return KthKey{whole_key<T>(range.base), rank - hit.above};
+  int rounds = 0;
+  if (hit.count > kRankDirectly) return prefill::find_kth<T>(smem, k, range, rounds, for_each);
   for_each([&](uint32_t key) {
     if (!range.contains(key >> kInvariantBits<T>)) return;
     const uint32_t at = atomicAdd(&smem.members, 1);
-    if (at < kMostMembers) smem.member[at] = key;
+    if (at < kRankDirectly) smem.member[at] = key;
   });
   ptx::reconverge(ptx::unknown_zero());
   __syncthreads();
