@@ -22,7 +22,7 @@ MEASURED_ARCH = "sm_90a"
 APART = {
     "sharded": re.compile(r"sharded\.json"),
     "topk_items": re.compile(r"topk\.json"),
-    "prefill_slice": re.compile(r"(bench_slices|stress_.*|vllm_trial_slices_.*)\.json"),
+    "prefill_slice": re.compile(r"(bench_slices|fuzz_.*|stress_.*|vllm_trial_slices_.*)\.json"),
 }
 """Folders of kernels, with the only files that have figures of them; these are of other kernels, too."""
 DIRTY = "-dirty"
@@ -159,7 +159,7 @@ def with_code_of_today(commits: Collection[str], folder: str = "") -> set[str]:
 
 
 def apart_in(name: str) -> str:
-    """Folder of kernels that lie `APART` of which a file, or several counted together, has figures, or ``""``."""
+    """Folder of kernels that lie `APART` of which a file has figures, or ``""``."""
     return next((folder for folder, files in APART.items() if files.fullmatch(name.rpartition("/")[2])), "")
 
 

@@ -102,6 +102,7 @@ FLOOR_SHAPES = (*SHAPES, (262144, 1), (131072, 8), (1048576, 64))
 BLOCKS_SHAPES = ((16384, 1), (131072, 1), (131072, 64))
 WIDTHS = (0, 131072, 1048576)
 """Columns of the buffers that are shown; 0 for as many as the row has."""
+COUNTS = ("launches", "wrong_launches", "guard_words")  # of runs under load
 FAULTY = "stress_ee90c38.json"
 """A stress run of an older commit, whose faults it found."""
 OPS = ("decode", "prefill", "blocks", "sampling")
@@ -539,8 +540,8 @@ def stressed(files: Results) -> dict[str, Any]:
             refuse_if(undelayed, name, "delays in every launch")
         beside = "delays" if run["chaos_build"] else "beside"
         kinds["rewrite" if run["mode"] == "rewrite" else beside].append(run)
-        if run in kinds["beside"] and is_of_today(run, name):
-            kinds["now"].append(run)
+        if run in kinds["beside"] and is_of_today(run):
+            kinds["now"].append(run if is_of_today(run, name) else _without_slices(run))
     files.quote(runs)
     if faulty:
         refuse_if(faulty[0]["totals"]["clean"], FAULTY, "the faults of the older commit")
@@ -548,15 +549,24 @@ def stressed(files: Results) -> dict[str, Any]:
     return counted | {"source": source_of(*runs.values())}
 
 
+def _without_slices(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's results of the kernels that do not lie apart."""
+    results = [result for result in run["results"] if not result["configuration"].get("slices")]
+    return {
+        **run,
+        "results": results,
+        "totals": {name: sum(result[name] for result in results) for name in COUNTS},
+    }
+
+
 def _counted(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """What was launched and found in runs under load; None for no runs."""
     results = [result for run in runs for result in run["results"]]
     ways = {result["rewritten"] for result in results if "rewritten" in result}
-    names = ("launches", "wrong_launches", "guard_words")
     if not runs:
         return None
     return {
-        **{name: sum(run["totals"].get(name, 0) for run in runs) for name in names},
+        **{name: sum(run["totals"].get(name, 0) for run in runs) for name in COUNTS},
         "source": source_of(*runs),
         "configurations": len({result["configuration"]["name"] for result in results}),
         "neighbours": len({result.get("neighbour", "none") for result in results} - {"none"}),

@@ -93,6 +93,21 @@ class TestReadmeTable:
         monkeypatch.setattr(provenance, "changed_since", lambda commit: False)
         assert provenance.older_kernels(quoted) == ""
 
+    def test_launches_on_slices_are_of_older_kernels_where_theirs_are(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        files = provenance.Results(ROOT / "eval" / "results" / readme.GPU)
+        runs = files.of_all_gpus(
+            "stress*.json", lambda run: run["mode"] != "rewrite" and not run["chaos_build"]
+        )
+        results = [its for name, run in runs.items() if readme.FAULTY not in name for its in run["results"]]
+        now = []
+        for same in (True, False):
+            monkeypatch.setattr(readme, "is_of_today", lambda run, name="", same=same: same or not name)
+            now.append(readme.stressed(files)["now"]["launches"])
+        on_slices = sum(its["launches"] for its in results if its["configuration"].get("slices"))
+        assert now[0] - now[1] == on_slices > 0
+
     @pytest.mark.parametrize(
         ("name", "change", "wanted"),
         [
