@@ -120,7 +120,7 @@ struct PrefillParams {
 };
 
 // The parameters of a launch of the prefill kernel for slices. A row of the carry has k + 1 words: the number
-// of its pairs in the lower half of the first, and in the upper one the key of the k-th pair, or 0 if there
+// of its pairs in the lower half of the first, and in the upper one the least key of k pairs, or 0 if there
 // are fewer; then pairs of a key, in the upper half, and a position in the row's window, in ascending order.
 struct SliceParams {
   PrefillParams prefill;  // windows of the whole rows, and results where they end

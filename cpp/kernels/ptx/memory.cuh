@@ -272,7 +272,7 @@ GVR_DEVICE void store_shared_if(bool condition, uint32_t shared, const T& value)
   }
 }
 
-// As `store_shared_if`, for 16 bytes in global memory.
+// As `store_shared_if`, for 8 or 16 bytes in global memory.
 GVR_DEVICE void store_global_if(bool condition, void* p, const float4& value) {
   asm volatile(GVR_PREDICATED("ne.u32", "%0, 0", "st.global.v4.f32 [%1], {%2, %3, %4, %5}")::"r"(
                    static_cast<uint32_t>(condition)),
