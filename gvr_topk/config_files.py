@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from gvr_topk.config import parse_text, read_text
+from gvr_topk.config import ConfigError, Problem, parse_text, read_text
 
 
 def combine(files: Sequence[Path]) -> str:
@@ -23,7 +23,14 @@ def combine(files: Sequence[Path]) -> str:
     for file in files:
         text = read_text(file)
         parse_text(text, str(file))  # the error about a wrong file names the file and the line
-        combined = _merge(combined, yaml.safe_load(text))
+        try:
+            combined = _merge(combined, yaml.safe_load(text))
+        except RecursionError:
+            wanted, got = (
+                "sections that can be combined key by key",
+                "an alias that leads back to its own section",
+            )
+            raise ConfigError([Problem(str(file), "", wanted, got)]) from None
     # A line break in a name would end the comment.
     names = ", ".join(name if name.isprintable() else repr(name) for name in map(str, files))
     text = f"# Combined from {names}\n{yaml.safe_dump(combined, sort_keys=False)}"

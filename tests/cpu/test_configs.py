@@ -97,6 +97,14 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
         combine([])
 
 
+def test_sections_that_hold_themselves_are_not_combined(tmp_path: Path) -> None:
+    files = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    for file in files:
+        file.write_text("x: &a {y: *a}\n")
+    with pytest.raises(ConfigError, match=r"two\.yaml: wanted sections that can be combined key by key"):
+        combine(files)
+
+
 def test_a_combination_is_checked_as_a_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = tmp_path / "few.yaml", tmp_path / "path.yaml"
     files[0].write_text("sparse_attention_config: {algorithm: dsa, index_topk: 1000}\n")
