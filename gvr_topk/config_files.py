@@ -26,11 +26,9 @@ def combine(files: Sequence[Path]) -> str:
         try:
             combined = _merge(combined, yaml.safe_load(text))
         except RecursionError:
-            wanted, got = (
-                "sections that can be combined key by key",
-                "an alias that leads back to its own section",
-            )
-            raise ConfigError([Problem(str(file), "", wanted, got)]) from None
+            wanted = "sections that can be combined key by key"
+            problem = Problem(str(file), "", wanted, "an alias that leads back to its own section")
+            raise ConfigError([problem]) from None
     # A line break in a name would end the comment.
     names = ", ".join(name if name.isprintable() else repr(name) for name in map(str, files))
     text = f"# Combined from {names}\n{yaml.safe_dump(combined, sort_keys=False)}"

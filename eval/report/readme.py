@@ -540,9 +540,9 @@ def stressed(files: Results) -> dict[str, Any]:
         elif run["chaos_build"]:
             undelayed = run["totals"]["launches"] - run["totals"]["launches_with_delays"]
             refuse_if(undelayed, name, "delays in every launch")
-        beside = "delays" if run["chaos_build"] else "beside"
-        kinds["rewrite" if run["mode"] == "rewrite" else beside].append(run)
-        if run in kinds["beside"] and is_of_today(run):
+        kind = "rewrite" if run["mode"] == "rewrite" else "delays" if run["chaos_build"] else "beside"
+        kinds[kind].append(run)
+        if kind == "beside" and is_of_today(run):
             kinds["now"].append(run if is_of_today(run, name) else _without_slices(run))
     files.quote(runs)
     if faulty:
