@@ -61,12 +61,6 @@ struct Threshold {
   GVR_DEVICE bool takes_all() const { return tie_quota == tie_count; }
 };
 
-// Adds a key to those that are ranked by comparison, while there is room.
-GVR_DEVICE void add_small(Shared& smem, uint32_t key) {
-  const uint32_t slot = atomicAdd(&smem.few_count, 1u);
-  if (slot < kRankDirectly) smem.few_keys[slot] = key;
-}
-
 // The threshold at the rank-th largest of the first `count` keys in `few_keys`.
 GVR_DEVICE Threshold threshold_of_few(const Shared& smem, uint32_t rank, int count, int lane) {
   const uint32_t mine = lane < count ? smem.few_keys[lane] : kAbsentKey;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/config.cuh"
 #include "core/key.cuh"
 #include "gvr_topk/policy.h"
 #include "ptx/warp.cuh"
@@ -35,6 +36,14 @@ GVR_DEVICE LaneRank rank_lanes(uint32_t bits, int lane) {
     rank.all = __reduce_add_sync(0xffffffffu, count);
   }
   return rank;
+}
+
+// Adds a key to those that are ranked by comparison, while there is room. `Shared` is the shared memory of a
+// kernel.
+template <typename Shared>
+GVR_DEVICE void add_small(Shared& smem, uint32_t key) {
+  const uint32_t slot = atomicAdd(&smem.few_count, 1u);
+  if (slot < kRankDirectly) smem.few_keys[slot] = key;
 }
 
 // The rank-th largest of the keys that the first `count` lanes hold, found by comparing all keys with each

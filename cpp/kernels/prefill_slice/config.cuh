@@ -38,9 +38,9 @@ struct alignas(128) SliceShared {
   uint32_t above_range;
   BinHit hits[2];
   uint32_t warp_sums[2][kBlockWarps];
-  uint32_t stored[kBlockWarps];    // listed elements of each warp
-  uint32_t member[kRankDirectly];  // keys of the bin that holds the k-th one
-  uint32_t members;
+  uint32_t stored[kBlockWarps];      // listed elements of each warp
+  uint32_t few_keys[kRankDirectly];  // keys that are ranked by comparison
+  uint32_t few_count;                // keys added to `few_keys`
   uint32_t chunks_used;
   uint32_t is_full;  // whether an element found no room in the store
 };

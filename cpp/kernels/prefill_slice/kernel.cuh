@@ -85,7 +85,7 @@ __device__ __noinline__ void list_above(const SliceParams& p, int turn, int next
   SliceStore store = store_of_warp(smem, p.list_chunks, warp);
   store.claim_part(lane);
   prefill::empty_key_bins(smem);
-  if (threadIdx.x == 0) smem.members = 0;
+  if (threadIdx.x == 0) smem.few_count = 0;
   const float bound = KeyInterval::only(key).high();
   const int first = slice.shift + stream.first_position() + kValuesPerThread * lane;
   stream.for_each_pair([&](int step, uint32_t slot, uint32_t bits, uint32_t bits_of_second) {

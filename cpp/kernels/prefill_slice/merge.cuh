@@ -244,7 +244,7 @@ GVR_DEVICE KthKey find_kth(SliceShared& smem, int k, uint32_t least, ForEach for
 }
 
 // The same, faster if few keys lie in the bin that holds the k-th one: they are ranked by comparison. All
-// bins are empty, and `members` is 0.
+// bins are empty, and `few_count` is 0.
 template <typename T, typename ForEach>
 GVR_DEVICE KthKey find_kth_listed(SliceShared& smem, int k, uint32_t least, int lane, ForEach for_each) {
   KeyRange range = range_above<T>(least);
@@ -260,13 +260,11 @@ GVR_DEVICE KthKey find_kth_listed(SliceShared& smem, int k, uint32_t least, int 
   int rounds = 0;
   if (hit.count > kRankDirectly) return prefill::find_kth<T>(smem, k, range, rounds, for_each);
   for_each([&](uint32_t key) {
-    if (!range.contains(key >> kInvariantBits<T>)) return;
-    const uint32_t at = atomicAdd(&smem.members, 1);
-    if (at < kRankDirectly) smem.member[at] = key;
+    if (range.contains(key >> kInvariantBits<T>)) add_small(smem, key);
   });
   ptx::reconverge(ptx::unknown_zero());
   __syncthreads();
-  const uint32_t key = smem.member[lane], count = hit.count;
+  const uint32_t key = smem.few_keys[lane], count = hit.count;
   const uint32_t kth = rank_directly(key, static_cast<int>(count), rank - hit.above, lane);
   const uint32_t above = __ballot_sync(0xffffffffu, lane < count && key > kth);
   return KthKey{kth, rank - hit.above - __popc(above)};
