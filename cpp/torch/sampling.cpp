@@ -50,9 +50,12 @@ bool may_stream(const SampleParams& p, int32_t element_bytes) {
   const bool counts_ties = p.ranks != nullptr && element_bytes == 2 && p.top_k.all > kMaxRankedTokens / 4 * 3;
   const bool small_k =
       unknown_k || (!no_k && !counts_ties && sampling::streams_top_k(p.top_k.all, p.vocabulary));
-  const bool whole_p = p.order == FilterOrder::kVllm || p.top_p.each != nullptr || !(p.top_p.all < 1.0f);
-  const bool near = (p.min_p.each != nullptr || p.min_p.all > 0.0f) && (unknown_k || no_k) && whole_p;
-  return aligned && !counts_all && p.allow == nullptr && (greedy || small_k || near);
+  const bool maybe_k = unknown_k || no_k, maybe_all_p = p.top_p.each != nullptr || !(p.top_p.all < 1.0f);
+  const bool whole_p = p.order == FilterOrder::kVllm || maybe_all_p;
+  const bool near = (p.min_p.each != nullptr || p.min_p.all > 0.0f) && maybe_k && whole_p;
+  const bool maybe_all = maybe_k && maybe_all_p && (p.min_p.each != nullptr || !(p.min_p.all > 0.0f));
+  return aligned && !counts_all && p.allow == nullptr &&
+         (greedy || small_k || near || (p.noise_alone && maybe_all));
 }
 
 void check_sample(const SampleArguments& a) {
@@ -116,6 +119,8 @@ void sample(const SampleArguments& a) {
   p.counts = pointer<int32_t>(a.counts);
   p.limits = pointer<SampleLimits>(a.limits);
   p.flags = pointer<int32_t>(a.flags);
+  p.noise_alone = p.gumbel && p.logprobs == nullptr && p.ranks == nullptr && p.kept == nullptr &&
+                  p.counts == nullptr && p.limits == nullptr;
   if (p.rows == 0) return;
   std::optional<GivenTensor> pending;
   if (may_stream(p, element_bytes)) {

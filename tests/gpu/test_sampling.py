@@ -138,6 +138,22 @@ def test_many_rows(setting: dict[str, Any], dtype: torch.dtype, groups: int, wid
 
 
 @pytest.mark.sanitizer
+@pytest.mark.parametrize("names", [(), ("flags",), ("counts",)], ids=str)
+@pytest.mark.parametrize(("groups", "width"), [(4, 8_200), (13, 65_544)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_noise_without_filters(dtype: torch.dtype, groups: int, width: int, names: tuple[str, ...]) -> None:
+    """The best token with noise is found on the way, in rows of one kind and among others."""
+    draw = torch.Generator().manual_seed(width)
+    logits = torch.cat([hard_rows(width, draw) for _ in range(groups)]).to(dtype)
+    numbers, rows = torch.arange(len(logits)), len(logits)
+    arguments = {"seeds": numbers, "positions": 5 * numbers, "noise": "murmur"}
+    assert differences(logits, names, **arguments, temperature=0.8) == {}
+    temperature, top_k = drawn(rows, draw)["temperature"], torch.where(numbers % 3 == 0, 20, 0)
+    mixed = {"temperature": temperature, "top_k": top_k.int(), "order": "hf"}
+    assert differences(logits, names, **arguments, **mixed) == {}
+
+
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [48, 156])
 def test_ties_of_a_long_list_are_cut_at_the_last_one_kept(rows: int, dtype: torch.dtype) -> None:

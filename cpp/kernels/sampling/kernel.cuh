@@ -124,36 +124,15 @@ __device__ __noinline__ void take_one(Team team, RowShare<T> part, Row row, int 
 }
 
 // The best of this thread's kept tokens, with noise, as far as no other thread of the CTA has a better one.
-// The tokens lie at `steps`. Hardly any score is computed, because most hashes are too large: mostly the
-// least one of a vector would be so for its largest element.
+// The tokens lie at `steps`.
 template <bool kFiltered, typename T>
 GVR_DEVICE uint64_t best_noisy(const Team& team, const RowShare<T>& part, const Row& row, const KeptSet& set,
                                uint64_t steps) {
-  uint32_t* const shared_best = &team.smem().word;
-  __syncthreads();  // All have read what was there.
-  if (team.thread == 0) *shared_best = 0;
-  __syncthreads();
-  uint64_t best = 0;
-  uint32_t so_far = 0;
-  NoiseBound bound = row.noise_bound(key_to_float(so_far));
+  NoisySearch search(team, row);
   const auto visit = [&](int j, const uint4& vec) {
-    const uint32_t now = ptx::load_shared_element<uint32_t>(ptx::shared_address(shared_best));
-    if (now != so_far) so_far = now, bound = row.noise_bound(key_to_float(so_far));
-    uint32_t hash[kPerVec<T>], least = ~0u;
-#pragma unroll
-    for (int e = 0; e < kPerVec<T>; ++e) {
-      hash[e] = hash32(row.own.hash, part.token(j, e));
-      least = min(least, hash[e]);
-    }
-    if (bound.excludes(largest<T>(vec), least)) return;
-    uint32_t left = 0;
-#pragma unroll
-    for (int e = 0; e < kPerVec<T>; ++e) {
-      const float x = element<T>(vec, e);
-      left |= (set.has(x, part.token(j, e)) & !bound.excludes(x, hash[e])) << e;
-    }
-    part.for_each_bit(left, j, [&](float x, int token) { best = max(best, row.noisy(x, token)); });
-    if (key_of(best) > so_far) atomicMax(shared_best, key_of(best));
+    search.visit<T>(
+        vec, part.token(j, 0), [&](float x, int token) { return set.has(x, token); },
+        [&](int e) { return part.value(j, e); });
   };
   if constexpr (kFiltered) {
     part.for_each_vector(steps, team.lane, visit);
@@ -161,7 +140,7 @@ GVR_DEVICE uint64_t best_noisy(const Team& team, const RowShare<T>& part, const 
 #pragma unroll 1
     for (int j = team.lane; j < part.vectors; j += 32) visit(j, part.load(j));
   }
-  return best;
+  return search.best;
 }
 
 // Draws from the tokens of a set that all CTAs hold. `measured`: the border knows the masses of the draw, not

@@ -144,6 +144,52 @@ struct Row {
   }
 };
 
+// Searches for the best token with noise, in each thread as far as no other thread of the CTA has a better
+// one. Hardly any score is computed, because most hashes are too large: mostly the least one of a vector
+// would be so for its largest element.
+struct NoisySearch {
+  const Row& row;
+  uint32_t* shared_best;
+  uint64_t best = 0;
+  uint32_t so_far = 0;
+  NoiseBound bound;
+
+  // Block barriers stand within.
+  GVR_DEVICE NoisySearch(const Team& team, const Row& row_)
+      : row(row_), shared_best(&team.smem().word), bound(row_.noise_bound(key_to_float(0))) {
+    __syncthreads();  // All have read what was there.
+    if (team.thread == 0) *shared_best = 0;
+    __syncthreads();
+  }
+
+  // Takes the elements of a vector for which has(value, token); the first one's token is `first`. value_at(e)
+  // loads one of them again.
+  template <typename T, typename Has, typename ValueAt>
+  GVR_DEVICE void visit(const uint4& vec, int first, Has has, ValueAt value_at) {
+    const uint32_t now = ptx::load_shared_element<uint32_t>(ptx::shared_address(shared_best));
+    if (now != so_far) so_far = now, bound = row.noise_bound(key_to_float(so_far));
+    uint32_t hash[kPerVec<T>], least = ~0u;
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      hash[e] = hash32(row.own.hash, first + e);
+      least = min(least, hash[e]);
+    }
+    if (bound.excludes(largest<T>(vec), least)) return;
+    uint32_t left = 0;
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      const float x = element<T>(vec, e);
+      left |= (has(x, first + e) & !bound.excludes(x, hash[e])) << e;
+    }
+#pragma unroll 1
+    for (; left != 0; left &= left - 1) {
+      const int e = __ffs(static_cast<int>(left)) - 1;
+      best = max(best, row.noisy(value_at(e), first + e));
+    }
+    if (key_of(best) > so_far) atomicMax(shared_best, key_of(best));
+  }
+};
+
 // The prefixes that the filters of a row keep. `Part` is what a CTA holds of it.
 template <typename T, typename Part = RowShare<T>>
 struct Filters {

@@ -263,6 +263,11 @@ struct RowShare {
     return vector < vectors ? ptx::load_shared(address + 16 * vector) : negative_infinity_vec<T>();
   }
 
+  GVR_DEVICE float value(int vector, int e) const {
+    const uint32_t at = address + 16 * vector + static_cast<int>(sizeof(T)) * e;
+    return to_float(ptx::load_shared_element<T>(at));
+  }
+
   // A bit for each step at which this thread has a vector. In each step a warp takes 32 neighbouring ones.
   GVR_DEVICE uint64_t every_step(int lane) const {
     const int count = max(0, (vectors - lane + 31) / 32);
@@ -296,8 +301,7 @@ struct RowShare {
 #pragma unroll 1
     for (; bits != 0; bits &= bits - 1) {
       const int e = __ffs(static_cast<int>(bits)) - 1;
-      const T x = ptx::load_shared_element<T>(address + 16 * vector + static_cast<int>(sizeof(T)) * e);
-      visit(to_float(x), token(vector, e));
+      visit(value(vector, e), token(vector, e));
     }
   }
 

@@ -1,5 +1,6 @@
-// Samples rows of which few tokens can be chosen: greedy rows, and those with top-k or min-p. Such a row
-// streams once through shared memory and is not held, so that many rows keep the memory busy.
+// Samples rows that need to be read only once: those of which few tokens can be chosen, which are greedy rows
+// and those with top-k or min-p, and those without filters that are drawn with noise. Such a row streams
+// through shared memory and is not held, so that many rows keep the memory busy.
 //
 // Grid: one CTA for each row, or a cluster of two, of 256 threads each.
 //
@@ -9,6 +10,8 @@
 // - list: each warp streams its part of the row and keeps the tokens from that value on, in ascending order.
 //   Of more tokens than one CTA sorts, those from a greater value on stay, found by sums over bins of keys;
 // - draw: the first CTA gets the tokens of all, sorts them and draws (sampling/row.cuh).
+// Of a row without filters the token with the greatest noisy score is found on the way, and nothing is
+// listed.
 //
 // Rows of other kinds, and rows whose list does not hold what the filters keep, are left to the kernel that
 // holds rows (sampling/kernel.cuh), which follows: `pending` says which. So nothing here has to succeed.
@@ -175,6 +178,34 @@ GVR_DEVICE void take_best(const Team& team, const Row& row, uint64_t best, int c
   });
 }
 
+// Draws with noise from a row without filters that streams by. Returns whether that is done.
+template <typename T>
+GVR_DEVICE bool draw_noisy(Team& team, const Stream<T>& stream, Row row) {
+  constexpr uint32_t kWholeVec = (1u << kPerVec<T>)-1;
+  sampling::complete(row.own);
+  sampling::NoisySearch search(team, row);
+  uint32_t greatest = negative_infinity_vec<T>().x;
+  bool nan = false;
+  stream.for_each_tile([&](int step, uint32_t slot, uint32_t valid) {
+    const int first = stream.first_position() + step * kTileElements + team.lane * kValuesPerThread;
+#pragma unroll 1
+    for (int j = 0; j < kVecsOfTile<T>; ++j, valid >>= kPerVec<T>) {
+      uint4 vec = ptx::load_shared(stream.ring.read_address + slot ^ j * sizeof(uint4));
+      if ((~valid & kWholeVec) != 0) nan |= sampling::mask_vector<T>(vec, valid);
+      greatest = sampling::larger<T>(greatest, sampling::larger<T>(vec));
+      search.visit<T>(
+          vec, first + j * kPerVec<T>, [](float x, int) { return x > -INFINITY; },
+          [&](int e) { return stream.ring.value(slot, j * kPerVec<T> + e); });
+    }
+  });
+  ptx::reconverge(team.zero);
+  const uint32_t own = nan ? kMaxKey : order_key(sampling::largest<T>(greatest));  // of NaN the greatest
+  const Listed listed = add_lists(team, 0, true, search.best, __reduce_max_sync(0xffffffffu, own));
+  if (listed.least < kLeastFiniteKey || listed.least >= kPosInfKey) return false;
+  sampling::Outcome{sampling::Found{row.writer, 0.0f, sampling::token_of(listed.best)}}.write(row);
+  return true;
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant__ SampleParams p) {
   Team team = Team::here();
@@ -213,12 +244,18 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   const Row unread = row_with(0.0f);
   const bool one = sampling::is_greedy(unread.own.temperature) || unread.own.top_k == 1;
   const sampling::Filters<T> expected{team, unheld, unread, kPosInfKey, 0};
-  if (!is_streamed(expected, one)) {
+  const bool noise_alone = p.noise_alone && !one && !unread.own.skipped && !expected.any();
+  if (!noise_alone && !is_streamed(expected, one)) {
     ptx::wait_copies<0>();
     if (writer) p.pending[number] = 1;
     return;
   }
   if (!p.one_kind) stream.start();
+  if (noise_alone) {
+    const bool drawn = draw_noisy(team, stream, unread);
+    if (writer) p.pending[number] = !drawn;
+    return;
+  }
   const int likely = expected.has_top_k() ? max(unread.own.top_k, kLikelyKept) : kLikelyKept;
   const int share = sample.share_of(one ? 1 : likely);
   constexpr int kMostOfGroups = sampling::kGroups / 5;
