@@ -39,23 +39,36 @@ int64_t parameters_of(const SampleArguments& a) {
   return kAny;
 }
 
+bool may_keep_all(const SampleParams& p) {
+  return (p.top_k.each != nullptr || p.top_k.all <= 0 || p.top_k.all >= p.vocabulary) &&
+         (p.top_p.each != nullptr || !(p.top_p.all < 1.0f)) &&
+         (p.min_p.each != nullptr || !(p.min_p.all > 0.0f));
+}
+
+// Whether of rows without filters, if there are any, the greatest score with noise says all that is asked.
+bool asks_noise_alone(const SampleParams& p) {
+  const bool asks_more = p.logprobs != nullptr || p.ranks != nullptr || p.kept != nullptr ||
+                         p.counts != nullptr || p.limits != nullptr;
+  const bool draws = p.temperature.each != nullptr || !sampling::is_greedy(p.temperature.all);
+  return p.gumbel && !asks_more && draws && may_keep_all(p);
+}
+
 // Whether the kernel that streams rows can take some of them, as far as the host knows.
 bool may_stream(const SampleParams& p, int32_t element_bytes) {
   const int64_t stride = p.logits_stride * element_bytes;
   const bool aligned = are_aligned(p.logits, p.rows, stride);
-  const bool counts_all = p.order == FilterOrder::kJoint || (p.raw_logprobs && p.logprobs != nullptr);
+  const bool cuts_p = p.top_p.each == nullptr && p.top_p.all < 1.0f;
+  const bool counts_all =
+      (p.order == FilterOrder::kJoint && cuts_p) || (p.raw_logprobs && p.logprobs != nullptr);
   const bool greedy = p.temperature.each != nullptr || sampling::is_greedy(p.temperature.all);
   const bool unknown_k = p.top_k.each != nullptr, no_k = p.top_k.all <= 0 || p.top_k.all >= p.vocabulary;
   // Ranks count all logits that equal the k-th one, of which rows of 16 bits have too many to list.
   const bool counts_ties = p.ranks != nullptr && element_bytes == 2 && p.top_k.all > kMaxRankedTokens / 4 * 3;
   const bool small_k =
       unknown_k || (!no_k && !counts_ties && sampling::streams_top_k(p.top_k.all, p.vocabulary));
-  const bool maybe_k = unknown_k || no_k, maybe_all_p = p.top_p.each != nullptr || !(p.top_p.all < 1.0f);
-  const bool whole_p = p.order == FilterOrder::kVllm || maybe_all_p;
-  const bool near = (p.min_p.each != nullptr || p.min_p.all > 0.0f) && maybe_k && whole_p;
-  const bool maybe_all = maybe_k && maybe_all_p && (p.min_p.each != nullptr || !(p.min_p.all > 0.0f));
-  return aligned && !counts_all && p.allow == nullptr &&
-         (greedy || small_k || near || (p.noise_alone && maybe_all));
+  const bool whole_p = p.order == FilterOrder::kVllm || !cuts_p;
+  const bool near = (p.min_p.each != nullptr || p.min_p.all > 0.0f) && (unknown_k || no_k) && whole_p;
+  return aligned && !counts_all && p.allow == nullptr && (greedy || small_k || near || p.noise_alone);
 }
 
 void check_sample(const SampleArguments& a) {
@@ -119,8 +132,7 @@ void sample(const SampleArguments& a) {
   p.counts = pointer<int32_t>(a.counts);
   p.limits = pointer<SampleLimits>(a.limits);
   p.flags = pointer<int32_t>(a.flags);
-  p.noise_alone = p.gumbel && p.logprobs == nullptr && p.ranks == nullptr && p.kept == nullptr &&
-                  p.counts == nullptr && p.limits == nullptr;
+  p.noise_alone = asks_noise_alone(p);
   if (p.rows == 0) return;
   std::optional<GivenTensor> pending;
   if (may_stream(p, element_bytes)) {

@@ -23,8 +23,13 @@ APART = {
     "sharded": re.compile(r"sharded\.json"),
     "topk_items": re.compile(r"topk\.json"),
     "prefill_slice": re.compile(r"(bench_slices|fuzz_.*|stress_.*|vllm_trial_slices_.*)\.json"),
+    "sampling": re.compile(r"(sampling|vllm_(sampler|tpot_sampler|trial_.*_sampled).*)\.json"),
 }
-"""Folders of kernels, with the only files that have figures of them; these are of other kernels, too."""
+"""Folders of kernels, with the only files that have figures of them; these are of other kernels, too.
+
+Kernels that sample and stream, or rank, count as those of ``sampling``, whose functions they have. Stress
+launches these as well, which each result says.
+"""
 DIRTY = "-dirty"
 COMMIT = re.compile(rf"(?<![0-9a-f,.])[0-9a-f]{{7,40}}(?:{DIRTY})?(?![0-9a-f,.]*[0-9a-f])")
 """A commit in a page's text. Figures of so many digits have commas."""
@@ -163,10 +168,13 @@ def apart_in(name: str) -> str:
     return next((folder for folder, files in APART.items() if files.fullmatch(name.rpartition("/")[2])), "")
 
 
-def is_of_today(data: Mapping[str, Any], name: str = "") -> bool:
-    """Whether a result file's figures are of today's kernels, which may have been rewritten since."""
+def is_of_today(data: Mapping[str, Any], folder: str = "") -> bool:
+    """Whether a result file's figures are of today's kernels, which may have been rewritten since.
+
+    Of those that lie `APART` only the ones of `folder` count.
+    """
     changed = set(filter(changed_since, commits_of(data)))
-    return changed == with_code_of_today(changed, apart_in(name))
+    return changed == with_code_of_today(changed, folder)
 
 
 def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) -> str:

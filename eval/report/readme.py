@@ -157,7 +157,7 @@ def results() -> str:
     }
     text = render("readme.md.j2", **values, older="")
     named = {name: {commit for commit in commits if commit in text} for name, commits in files.quoted.items()}
-    # Launches on slices, whose kernels lie apart, are not among those that the text counts as today's.
+    # Launches of kernels that lie apart and have changed are not among those that the text counts as today's.
     named = {name.replace("stress_", "others_"): commits for name, commits in named.items()}
     return render("readme.md.j2", **values, older=older_kernels(named, name_files=False))
 
@@ -543,7 +543,7 @@ def stressed(files: Results) -> dict[str, Any]:
         kind = "rewrite" if run["mode"] == "rewrite" else "delays" if run["chaos_build"] else "beside"
         kinds[kind].append(run)
         if kind == "beside" and is_of_today(run):
-            kinds["now"].append(run if is_of_today(run, name) else _without_slices(run))
+            kinds["now"].append(_of_today(run))
     files.quote(runs)
     if faulty:
         refuse_if(faulty[0]["totals"]["clean"], FAULTY, "the faults of the older commit")
@@ -551,9 +551,15 @@ def stressed(files: Results) -> dict[str, Any]:
     return counted | {"source": source_of(*runs.values())}
 
 
-def _without_slices(run: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's results of the kernels that do not lie apart."""
-    results = [result for result in run["results"] if not result["configuration"].get("slices")]
+def _of_today(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's results of today's kernels, where only such as lie apart have changed."""
+    same = {folder: is_of_today(run, folder) for folder in ("prefill_slice", "sampling")}
+
+    def is_same(configuration: Mapping[str, Any]) -> bool:
+        of_slices, of_sampler = bool(configuration.get("slices")), configuration.get("op") == "sample"
+        return (same["prefill_slice"] or not of_slices) and (same["sampling"] or not of_sampler)
+
+    results = [result for result in run["results"] if is_same(result["configuration"])]
     return {
         **run,
         "results": results,

@@ -26,6 +26,7 @@ from eval.report.pages import listed, render, shown
 from eval.report.provenance import (
     Files,
     Results,
+    apart_in,
     commits_of,
     device_of,
     is_of_today,
@@ -258,7 +259,9 @@ def total_compared(files: Results) -> dict[str, Any] | None:
         return None
     last = commits_of(max(found.values(), key=lambda data: str(data["machine"].get("date"))))
     newest = {
-        name: data for name, data in found.items() if commits_of(data) == last or is_of_today(data, name)
+        name: data
+        for name, data in found.items()
+        if commits_of(data) == last or is_of_today(data, apart_in(name))
     }
     trials = _sound(files.quote(newest))
     counts = [count for _, _, count in _engines_compared(trials.values())]

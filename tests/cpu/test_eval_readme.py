@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,11 @@ class TestReadmeTable:
         files = [{"machine": {"commit": commit}} for commit in ("new", "same", "old")]
         assert [provenance.is_of_today(data) for data in files] == [True, True, False]
         folders = {"h200/stress_1.json": "prefill_slice", "sharded.json": "sharded", "bench.json": ""}
+        folders |= {
+            "h100/vllm_sampler_masks.json": "sampling",
+            "vllm_trial_slices_mixed.json": "prefill_slice",
+        }
+        folders |= dict.fromkeys(("vllm_trial_invariance_sampled.json", "sampling.json"), "sampling")
         assert {name: provenance.apart_in(name) for name in folders} == folders
         codes[None] = codes["same"] = codes["old"] = None  # type: ignore[assignment]
         assert "changed since these: old (2 of `fuzz_*.json`, `b.json`); same" in provenance.older_kernels(
@@ -93,8 +99,12 @@ class TestReadmeTable:
         monkeypatch.setattr(provenance, "changed_since", lambda commit: False)
         assert provenance.older_kernels(quoted) == ""
 
-    def test_launches_on_slices_are_of_older_kernels_where_theirs_are(
-        self, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("changed", "named"),
+        [("prefill_slice", lambda c: c.get("slices")), ("sampling", lambda c: c.get("op") == "sample")],
+    )
+    def test_launches_of_kernels_that_lie_apart_are_of_older_ones_where_theirs_are(
+        self, changed: str, named: Callable[[dict[str, Any]], bool], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         files = provenance.Results(ROOT / "eval" / "results" / readme.GPU)
         runs = files.of_all_gpus(
@@ -102,11 +112,12 @@ class TestReadmeTable:
         )
         results = [its for name, run in runs.items() if readme.FAULTY not in name for its in run["results"]]
         now = []
-        for same in (True, False):
-            monkeypatch.setattr(readme, "is_of_today", lambda run, name="", same=same: same or not name)
+        for folder in ("", changed):
+            monkeypatch.setattr(
+                readme, "is_of_today", lambda run, of="", folder=folder: not of or of != folder
+            )
             now.append(readme.stressed(files)["now"]["launches"])
-        on_slices = sum(its["launches"] for its in results if its["configuration"].get("slices"))
-        assert now[0] - now[1] == on_slices > 0
+        assert now[0] - now[1] == sum(its["launches"] for its in results if named(its["configuration"])) > 0
 
     @pytest.mark.parametrize(
         ("name", "change", "wanted"),

@@ -80,7 +80,7 @@ def test_rows_of_all_gpus_stand_in_one_table_and_those_of_one_are_summed(
         engine = _engine("cases", compared=compared | {"rows": rows})
         _write(tmp_path / "h3", **{f"vllm_trial_{name}": _trial(engine, machine=machine)})
     today: set[str] = set()
-    monkeypatch.setattr(vllm_report, "is_of_today", lambda trial, name: trial["machine"]["commit"] in today)
+    monkeypatch.setattr(vllm_report, "is_of_today", lambda trial, folder: trial["machine"]["commit"] in today)
     last = total_compared(Results(tmp_path / "h3"))
     assert last is not None and last["decode"] == 2 and last["source"].endswith("commit def5678")
     today.add("aaa1234")

@@ -34,11 +34,17 @@ def outputs(rows: int, device: str, names: tuple[str, ...] = OUTPUTS) -> dict[st
     return {name: torch.full(kinds[name][0], 77, dtype=kinds[name][1], device=device) for name in names}
 
 
-def differences(logits: Tensor, names: tuple[str, ...] = OUTPUTS, **arguments: Any) -> dict[str, list[int]]:
-    """Rows of every output, and of the tokens, that differ between GPU and CPU by a bit."""
+def differences(
+    logits: Tensor, names: tuple[str, ...] = OUTPUTS, aligned: bool = False, **arguments: Any
+) -> dict[str, list[int]]:
+    """Rows of every output, and of the tokens, that differ between GPU and CPU by a bit.
+
+    `aligned`: rows of any width start at 16 bytes.
+    """
     moved = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in arguments.items()}
     there, here = outputs(len(logits), "cuda", names), outputs(len(logits), "cpu", names)
-    wide = torch.full((len(logits), logits.shape[1] + 8), NAN, dtype=logits.dtype, device="cuda")
+    columns = -(-logits.shape[1] // 8) * 8 + 8 if aligned else logits.shape[1] + 8
+    wide = torch.full((len(logits), columns), NAN, dtype=logits.dtype, device="cuda")
     wide[:, : logits.shape[1]] = logits.cuda()
     there["out"] = sample(wide[:, : logits.shape[1]], **moved, **there)
     here["out"] = sample(logits, **arguments, **here)
@@ -119,6 +125,7 @@ def test_all_kinds_of_rows_in_one_call(width: int, dtype: torch.dtype, seed: int
         {"top_k": 1000, "top_p": 0.9},
         {"top_k": 1000, "top_p": 0.9999},
         {"top_k": 128_256, "min_p": 0.3},
+        {"top_k": 60, "min_p": 0.1, "order": "joint"},
         {},
     ],
     ids=str,
@@ -139,17 +146,22 @@ def test_many_rows(setting: dict[str, Any], dtype: torch.dtype, groups: int, wid
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("names", [(), ("flags",), ("counts",)], ids=str)
-@pytest.mark.parametrize(("groups", "width"), [(4, 8_200), (13, 65_544)])
+@pytest.mark.parametrize(("groups", "width"), [(4, 8_200), (4, 65_541), (13, 8_203)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_noise_without_filters(dtype: torch.dtype, groups: int, width: int, names: tuple[str, ...]) -> None:
     """The best token with noise is found on the way, in rows of one kind and among others."""
     draw = torch.Generator().manual_seed(width)
-    logits = torch.cat([hard_rows(width, draw) for _ in range(groups)]).to(dtype)
-    numbers, rows = torch.arange(len(logits)), len(logits)
-    arguments = {"seeds": numbers, "positions": 5 * numbers, "noise": "murmur"}
-    assert differences(logits, names, **arguments, temperature=0.8) == {}
-    temperature, top_k = drawn(rows, draw)["temperature"], torch.where(numbers % 3 == 0, 20, 0)
-    mixed = {"temperature": temperature, "top_k": top_k.int(), "order": "hf"}
+    logits = torch.cat([hard_rows(width, draw) for _ in range(groups)])
+    logits[ROWS::ROWS] *= torch.tensor([1e3, 1e37, -1e37]).repeat(groups)[: groups - 1, None]
+    logits[ROWS, -1], logits[ROWS + 9, -1], logits[ROWS + 11, -1] = NAN, INF, 40
+    logits[2 * ROWS, : width // 2] = -INF
+    numbers, logits = torch.arange(len(logits)), logits.to(dtype)
+    arguments = {"seeds": numbers, "positions": 5 * numbers, "noise": "murmur", "aligned": True}
+    for temperature in (0.8, 1e-5, 1e-3, 3e38, INF):
+        assert differences(logits, names, **arguments, temperature=temperature) == {}
+    slots = torch.where(numbers % 5 == 0, -1, numbers.flip(0)).int()
+    mixed = {"temperature": drawn(len(logits), draw)["temperature"], "slots": slots, "order": "joint"}
+    mixed["top_k"], mixed["top_p"] = torch.where(numbers % 3 == 0, 20, 0).int(), (numbers % 4 + 97) / 100
     assert differences(logits, names, **arguments, **mixed) == {}
 
 

@@ -209,7 +209,7 @@ struct SampleParams {
   int32_t* flags;        // [rows] or null: SampleFlags
   int32_t* pending;  // [rows] or null: whether the kernel that streams rows has left a row to the other one
   bool one_kind;     // whether all rows have the same parameters
-  bool noise_alone;  // whether the greatest score with noise says all that is asked of rows without filters
+  bool noise_alone;  // whether rows without filters are asked for the greatest score with noise alone
 };
 
 // The parameters of a launch that applies limits. Masks are those of SampleParams.

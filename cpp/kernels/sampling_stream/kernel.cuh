@@ -13,8 +13,9 @@
 // Of a row without filters the token with the greatest noisy score is found on the way, and nothing is
 // listed.
 //
-// Rows of other kinds, and rows whose list does not hold what the filters keep, are left to the kernel that
-// holds rows (sampling/kernel.cuh), which follows: `pending` says which. So nothing here has to succeed.
+// Rows of other kinds, rows whose list does not hold what the filters keep, and those with NaN or +inf are
+// left to the kernel that holds rows (sampling/kernel.cuh), which follows: `pending` says which. So nothing
+// here has to succeed.
 #pragma once
 
 #include "core/chunked_store.cuh"
@@ -76,9 +77,9 @@ struct VectorSample {
   int vectors, each;               // of the row, and of a thread
   uint4 vec[kMost];
 
-  // Starts the loads.
-  GVR_DEVICE VectorSample(const T* row, int vocabulary)
-      : vectors(vocabulary / kPerVec<T>), each((vectors + 32 * kThreads - 1) / (32 * kThreads)) {
+  // Starts the loads, if it is `needed`.
+  GVR_DEVICE VectorSample(const T* row, int vocabulary, bool needed)
+      : vectors(vocabulary / kPerVec<T>), each(needed ? (vectors + 32 * kThreads - 1) / (32 * kThreads) : 0) {
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
       vec[i] = negative_infinity_vec<T>();
@@ -178,7 +179,8 @@ GVR_DEVICE void take_best(const Team& team, const Row& row, uint64_t best, int c
   });
 }
 
-// Draws with noise from a row without filters that streams by. Returns whether that is done.
+// Draws with noise from a row without filters that streams by. Returns whether that is done: a row with NaN
+// or +inf, or without a candidate, is left.
 template <typename T>
 GVR_DEVICE bool draw_noisy(Team& team, const Stream<T>& stream, Row row) {
   constexpr uint32_t kWholeVec = (1u << kPerVec<T>)-1;
@@ -200,9 +202,10 @@ GVR_DEVICE bool draw_noisy(Team& team, const Stream<T>& stream, Row row) {
   });
   ptx::reconverge(team.zero);
   const uint32_t own = nan ? kMaxKey : order_key(sampling::largest<T>(greatest));  // of NaN the greatest
-  const Listed listed = add_lists(team, 0, true, search.best, __reduce_max_sync(0xffffffffu, own));
-  if (listed.least < kLeastFiniteKey || listed.least >= kPosInfKey) return false;
-  sampling::Outcome{sampling::Found{row.writer, 0.0f, sampling::token_of(listed.best)}}.write(row);
+  // Nothing is listed, and the last number is the greatest key.
+  const Listed all = add_lists(team, 0, true, search.best, __reduce_max_sync(0xffffffffu, own));
+  if (all.least < kLeastFiniteKey || all.least >= kPosInfKey) return false;
+  sampling::Outcome{sampling::Found{row.writer, 0.0f, sampling::token_of(all.best)}}.write(row);
   return true;
 }
 
@@ -218,7 +221,8 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
 
   const RowView<T> row{static_cast<const T*>(p.logits) + number * p.logits_stride, p.vocabulary, 0};
   const Stream<T> stream(row, rings, team.warp, team.lane, team.rank, __ffs(team.ctas) - 1);
-  const VectorSample<T> sample(row.data, p.vocabulary);  // Behind a full ring its loads would wait.
+  // Behind a full ring its loads would wait.
+  const VectorSample<T> sample(row.data, p.vocabulary, !(p.one_kind && p.noise_alone));
   if (p.one_kind) stream.start();
   if (team.thread == 0) {
     smem.read = sampling::read_parameters(p, number);
