@@ -197,7 +197,7 @@ def machine_code(library: Path = LIBRARY) -> dict[str, str]:
     for arch, _, code in _binaries(library):
         # A binary has the kernels of one folder, and constants that are all of theirs.
         names = " ".join(code)
-        apart = [f" {folder}" for folder in APART if f"{len(folder)}{folder}" in names]
+        apart = [f" {folder}" for folder in APART if re.search(rf"\d{folder}", names)]
         kernels["".join((arch, *apart))] += [
             f"{name} {hashlib.sha256(one).hexdigest()}" for name, one in code.items()
         ]

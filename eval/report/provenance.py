@@ -17,7 +17,7 @@ from eval.common.paths import ROOT
 GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
 KERNEL_SOURCES = ("cpp/kernels", "cpp/include", "cpp/CMakeLists.txt")
 MACHINE_CODE = ROOT / "eval" / "results" / "machine_code.json"
-RECORD_FORMAT = "gvr_topk.machine_code/4"
+RECORD_FORMAT = "gvr_topk.machine_code/5"
 MEASURED_ARCH = "sm_90a"
 APART = {
     "sharded": re.compile(r"sharded\.json"),
@@ -27,8 +27,8 @@ APART = {
 }
 """Folders of kernels, with the only files that have figures of them; these are of other kernels, too.
 
-Kernels that sample and stream, or rank, count as those of ``sampling``, whose functions they have. Stress
-launches these as well, which each result says.
+A folder stands for those whose names begin with it, too. Stress launches kernels that sample as well, which
+each of its results says.
 """
 DIRTY = "-dirty"
 COMMIT = re.compile(rf"(?<![0-9a-f,.])[0-9a-f]{{7,40}}(?:{DIRTY})?(?![0-9a-f,.]*[0-9a-f])")
