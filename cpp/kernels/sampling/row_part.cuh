@@ -71,8 +71,8 @@ constexpr int kCandidatesBarrier = 2;
 //   one. Searches by bins use that of the next exchange before it, and a block barrier follows their reads.
 //   The others are sent to once. What shares a place with `candidates` is in use before the exchange
 //   that says that candidates are sent, or in rows that have none.
-// - `word` is stored by another CTA ahead of a cluster barrier, and read behind it; or this CTA's threads raise
-//   and read it at any time, each to know less than is there.
+// - `word` is stored by another CTA ahead of a cluster barrier, and read behind it; or threads of this CTA
+//   raise and read it at any time, so that each knows a part of what it was raised to.
 // - `bins` are written by this CTA and read by all of them behind the next cluster barrier, in turns too.
 // - Everything else belongs to this CTA, with a block barrier between writes and reads.
 struct alignas(16) SampleShared {
