@@ -31,7 +31,8 @@ class Configuration:
     """One way to call one of the ops.
 
     Prefill has no state, and so no indices; its tables need `row_slot`. The sampler has neither; its slots
-    have parameters of each kind in turn, and `k` columns are for the tokens that it keeps.
+    have parameters of each kind in turn, and `k` columns are for the tokens that it keeps. With noise it is
+    asked for tokens alone, so that rows without filters are those that the noise decides.
     """
 
     name: str  # what the command line calls it
@@ -55,6 +56,7 @@ class Configuration:
     longest: int = 0  # key count of most launches, in buffers that are wider; 0: the width
     short_rows: bool = False  # of prefill: every third row or so has at most k columns
     slices: int = 0  # of prefill: slices that the columns come in, with a carry; 0: all at once
+    noise: bool = False  # of the sampler: it draws by noise, in place of the inverse of the distribution
 
     @property
     def is_prefill(self) -> bool:
@@ -83,6 +85,7 @@ class Configuration:
 
 _PREFILL: dict[str, Any] = {"indices": False, "counts": True, "op": "prefill"}
 _SAMPLE: dict[str, Any] = {"indices": False, "counts": True, "op": "sample"}
+_NOISE: dict[str, Any] = {"indices": False, "op": "sample", "noise": True, "k": 1}
 
 CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("fp32-8192x8", 8192, 8, row_slot=True),
@@ -142,6 +145,8 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("sample-128256x4", 128_256, 4, k=300, row_slot=True, **_SAMPLE),
     Configuration("sample-50257x8", 50_257, 8, k=64, dtype="bf16", aligned=False, pdl=True, **_SAMPLE),
     Configuration("sample-32768x48", 32_768, 48, k=64, row_slot=True, **_SAMPLE),
+    Configuration("noise-50257x8", 50_257, 8, dtype="bf16", aligned=False, pdl=True, **_NOISE),
+    Configuration("noise-32768x48", 32_768, 48, row_slot=True, **_NOISE),
 )
 """Every kernel, dtype and optional argument; decode has what the last step left, as integrations do."""
 
@@ -197,7 +202,7 @@ def rewritten_configurations() -> list[Configuration]:
     """Every kernel with one row and two to a request, with and without statistics, half with a slot table.
 
     Behind them prefill, without any table, with all of them, and in slices, and the sampler, with and without
-    slots, and with as many rows as are streamed.
+    slots, and with as many rows as are streamed, by noise, too.
     """
     tables: dict[str, Any] = {"row_slot": True, "page_size": 64, "cache_slots": True, "offsets": True}
     prefill = [_REWRITTEN_PREFILL, replace(_REWRITTEN_PREFILL, name="prefill-slots", **tables)]
@@ -218,6 +223,7 @@ def rewritten_configurations() -> list[Configuration]:
         _REWRITTEN_SAMPLE,
         replace(_REWRITTEN_SAMPLE, name="sample-slots", row_slot=True),
         replace(_REWRITTEN_SAMPLE, name="sample-streamed", width=32_768, requests=48),
+        Configuration("noise-streamed", 32_768, 48, chains=1, **_NOISE),
     ]
 
 

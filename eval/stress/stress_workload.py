@@ -239,17 +239,21 @@ class Workload:
         c, layout = self.configuration, _Layout()
         gap = _GAP if c.aligned else _GAP + 1
         self._results, self._cache_slots, self._counts, self._indices = [], [], [], []
-        words_of_row = {"out": 1, "logprobs": 1, "limits": LIMIT_WORDS} if c.is_sample else {}
+        words_of_row: dict[str, int] = {}
+        if c.is_sample:
+            words_of_row = {"out": 1} if c.noise else {"out": 1, "logprobs": 1, "limits": LIMIT_WORDS}
         self._sampled: dict[str, list[_Block]] = {name: [] for name in words_of_row}
         for i in range(self.launches):
-            self._results.append(layout.add(f"result of launch {i}", c.rows, c.k, _RESULT, gap))
+            if not c.noise:
+                self._results.append(layout.add(f"result of launch {i}", c.rows, c.k, _RESULT, gap))
             if c.cache_slots:
                 name = f"slots of launch {i}"
                 self._cache_slots.append(layout.add(name, c.rows, c.k, _RESULT, gap, joined=True))
             if c.counts:
                 self._counts.append(layout.add(f"counts of launch {i}", 1, c.rows, _RESULT, joined=True))
             for name, words in words_of_row.items():
-                block = layout.add(f"{name} of launch {i}", 1, words * c.rows, _RESULT, joined=True)
+                row = f"{name} of launch {i}"
+                block = layout.add(row, 1, words * c.rows, _RESULT, joined=bool(self._results))
                 self._sampled[name].append(block)
         if c.indices:
             self._indices = [
@@ -341,11 +345,13 @@ class Workload:
 
     def _sample_outputs(self, launch: int, words: Tensor) -> dict[str, Tensor]:
         """What a launch of the sampler writes, in a buffer of words."""
-        out, logprobs, limits = (blocks[launch].view(words)[0] for blocks in self._sampled.values())
+        outputs = {name: blocks[launch].view(words)[0] for name, blocks in self._sampled.items()}
+        if self.configuration.noise:
+            return outputs
         return {
-            "out": out,
-            "logprobs": logprobs.view(torch.float32),
-            "limits": limits.view(-1, LIMIT_WORDS),
+            "out": outputs["out"],
+            "logprobs": outputs["logprobs"].view(torch.float32),
+            "limits": outputs["limits"].view(-1, LIMIT_WORDS),
             "kept": self._results[launch].view(words),
             "counts": self._counts[launch].view(words)[0],
         }
@@ -364,6 +370,7 @@ class Workload:
             seeds=self._numbers[: c.slots].to(device),
             positions=self._numbers[: c.rows].to(device),
             slots=None if self.row_slot is None else self.row_slot.to(device),
+            noise="murmur" if c.noise else "cdf",
             pdl=c.pdl,
             **outputs,
         )
