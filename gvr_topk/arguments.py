@@ -185,25 +185,25 @@ class InBlocksArguments(NamedTuple):
 class TopkItemsArguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.topk_items``, in the order of its schema.
 
-    `gvr_topk.topk` calls it behind the decode op, whose `positions` ascend. Of these items of each row of
-    `logits` it writes `values` and `indices`.
+    It selects as many items of each row of `logits` as `values` has columns, and writes them.
 
     Attributes
     ----------
     values, indices : Tensor, ``[rows, k]``, contiguous, of the dtype of `logits` and int64
-        Of a position outside of the row they are NaN and -1. It ranks last, like NaN among the smallest.
     order : int
-        One of `ItemOrder`. Equal values, and NaN among themselves, stay as they stand. At most
+        One of `ItemOrder`. Equal values, and NaN among themselves, stand by ascending indices. At most
         `MAX_SORTED_ITEMS` items are sorted.
+    selected_by : Tensor, ``[rows, width]``, float32, contiguous
+        The scores whose largest are selected, in place of `logits`, from which the values come.
     candidates : Tensor, ``[rows, width]``, int64, contiguous
         The index of each position of a row; without it, itself.
     """
 
     logits: Tensor
-    positions: Tensor
     values: Output
     indices: Output
     order: int = 0
+    selected_by: Tensor | None = None
     candidates: Tensor | None = None
 
 
@@ -705,18 +705,18 @@ def check_in_blocks(a: InBlocksArguments) -> None:
 
 
 def check_topk_items(a: TopkItemsArguments) -> None:
-    """Refuse every argument of the op that lists items whose effect on the device would be undefined."""
+    """Refuse every argument of the op that selects items whose effect on the device would be undefined."""
     TOPK.score_rows(a.logits)
-    rows = a.logits.shape[0]
-    TOPK.tensor("positions", a.positions, a.logits, torch.int32, (rows, None))
-    k = a.positions.shape[1]
-    TOPK.tensor("values", a.values, a.logits, a.logits.dtype, (rows, k))
+    rows, width = a.logits.shape
+    TOPK.tensor("values", a.values, a.logits, a.logits.dtype, (rows, None))
     TOPK.contiguous("values", a.values)
+    k = a.values.shape[1]
     TOPK.tensor("indices", a.indices, a.logits, torch.int64, (rows, k))
     TOPK.contiguous("indices", a.indices)
     TOPK.integer("order", a.order, 0, len(ItemOrder) - 1)
-    most = MAX_WIDTH if a.order == ItemOrder.AS_GIVEN else MAX_SORTED_ITEMS
+    most = width if a.order == ItemOrder.AS_GIVEN or width <= MAX_SORTED_ITEMS else MAX_SORTED_ITEMS
     if k > most:
-        raise TOPK.fail("positions", f"at most {most} columns", k)
-    TOPK.row_table("candidates", a.candidates, a.logits, torch.int64, a.logits.shape[1])
+        raise TOPK.fail("values", f"at most {most} columns", k)
+    TOPK.row_table("selected_by", a.selected_by, a.logits, torch.float32, width)
+    TOPK.row_table("candidates", a.candidates, a.logits, torch.int64, width)
     TOPK.memory(a)

@@ -314,25 +314,19 @@ def in_blocks(a: InBlocksArguments) -> None:
 
 
 def topk_items(a: TopkItemsArguments) -> None:
-    """Serve one call of the op that gives values and indices of items; CPU tensors only."""
+    """Serve one call of the op that selects items; CPU tensors only."""
     check_topk_items(a)
-    if a.positions.numel() == 0:
+    if a.values.numel() == 0:
         return
-    width = a.logits.shape[1]
-    inside = (a.positions >= 0) & (a.positions < width)
-    if width == 0:
-        a.values.fill_(torch.nan)
-        a.indices.fill_(-1)
-        return
-    index = torch.where(inside, a.positions, 0).to(torch.int64)
-    values = torch.where(inside, a.logits.gather(1, index), torch.nan)
+    rows, width = a.logits.shape
+    by = a.logits if a.selected_by is None else a.selected_by
+    index = exact_topk(by, torch.full((rows,), width), a.values.shape[1]).to(torch.int64)
+    values = a.logits.gather(1, index)
     if a.candidates is not None:
         index = a.candidates.gather(1, index)
-    index = torch.where(inside, index, -1)
     if a.order != ItemOrder.AS_GIVEN:
         keys = order_key(values)
-        rank = keys if a.order == ItemOrder.DESCENDING else _KEY_BITS - keys  # the greatest is the best
-        order = torch.where(inside, rank, 0).argsort(dim=1, descending=True, stable=True)
+        order = keys.argsort(dim=1, descending=a.order == ItemOrder.DESCENDING, stable=True)
         values, index = values.gather(1, order), index.gather(1, order)
     a.values.copy_(values)
     a.indices.copy_(index)

@@ -7,10 +7,10 @@ the smallest.
 
 **In what order.** By value, then by index. `topk` with ``sorted=False`` returns ascending indices.
 
-**What serves a call.** The decode op selects in rows of float32, bfloat16 and float16, without a state. Rows
-longer than it takes are selected in pieces, and then among what the pieces have left. Another op gives values
-and indices, sorted or not. A stable sort of the rows serves the rest: other dtypes, more than 2**26 rows, and
-a `k` above 2**20 in rows longer than 2**21.
+**What serves a call.** An op that selects in rows of float32, bfloat16 and float16, by the kernels of decode
+without a state, and gives values and indices, sorted or not. In rows longer than it takes, it selects in
+pieces first. A stable sort of the rows serves the rest: other dtypes, more than 2**26 rows, and a `k` above
+2**20 in rows longer than 2**21.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from gvr_topk.arguments import TOPK, Checks, TopkItemsArguments
 from gvr_topk.constants import MAX_ROWS, MAX_SORTED_ITEMS, MAX_WIDTH, ItemOrder
 from gvr_topk.contract import DTYPES
-from gvr_topk.ops import indexer_topk_decode, launch
+from gvr_topk.ops import launch
 
 _KTH_VALUE = Checks("gvr_topk.kth_value")
 _THRESHOLD, _MASK = Checks("gvr_topk.topk_threshold"), Checks("gvr_topk.topk_mask")
@@ -250,7 +250,7 @@ def topk_mask(
             [ True,  True]])
     """
     rows, k, axis = _checked(_MASK, input, k, dim, low=0)
-    chosen = _positions(rows.detach(), k, axis, _MASK.flag("largest", largest))
+    chosen = _topk(rows.detach(), k, axis, _MASK.flag("largest", largest), False).indices
     if out is None:
         out = torch.zeros(input.shape, dtype=torch.bool, device=input.device)
     else:
@@ -330,16 +330,20 @@ def _topk(input: Tensor, k: int, dim: int, largest: bool, sorted: bool) -> TopkR
 
 
 def _items(scores: Tensor, k: int, largest: bool, sorted: bool) -> tuple[Tensor, Tensor]:
-    """Select items along the last dimension with the decode op; returns values and int64 indices."""
-    rows, best, candidates = _best(scores, k, largest)
-    if candidates is not None:
+    """Select items along the last dimension with the op; returns values and int64 indices."""
+    rows = scores if scores.dim() == 2 else scores.reshape(-1, scores.shape[-1])
+    if rows.stride(-1) != 1:
+        rows = rows.contiguous()
+    by = None if largest else _reversed(rows)
+    candidates = None
+    if rows.shape[1] > MAX_WIDTH:
+        candidates = _candidates(rows if by is None else by, k)
         rows = rows.gather(1, candidates)
-    values = torch.empty_like(best, dtype=rows.dtype)
-    indices = torch.empty_like(best, dtype=torch.int64)
+        by = None if by is None else by.gather(1, candidates)
     order = ItemOrder.AS_GIVEN
     if sorted and k <= MAX_SORTED_ITEMS:
         order = ItemOrder.DESCENDING if largest else ItemOrder.ASCENDING
-    launch(TopkItemsArguments(rows, best, values, indices, int(order), candidates))
+    values, indices = _select(rows, k, order, by, candidates)
     if sorted and k > MAX_SORTED_ITEMS:
         # The smallest index stands first, so a stable sort of the values leaves equal ones in order.
         by_value = _order(values, 1, largest)
@@ -348,25 +352,6 @@ def _items(scores: Tensor, k: int, largest: bool, sorted: bool) -> tuple[Tensor,
         return values, indices
     shape = (*scores.shape[:-1], k)
     return values.reshape(shape), indices.reshape(shape)
-
-
-def _positions(input: Tensor, k: int, dim: int, largest: bool) -> Tensor:
-    """Ascending indices of the `k` best elements along a dimension, int64."""
-    scores = input.movedim(dim, -1)
-    if not op_serves(scores, k):
-        return _by_sorting(scores, k, largest, ascending=True).movedim(-1, dim)
-    _, best, candidates = _best(scores, k, largest)
-    chosen = best.to(torch.int64)
-    chosen = chosen if candidates is None else candidates.gather(1, chosen)
-    return chosen.reshape(*scores.shape[:-1], k).movedim(-1, dim)
-
-
-def _best(scores: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return scores as rows that lie densely, and what `_select` finds in them."""
-    rows = scores if scores.dim() == 2 else scores.reshape(-1, scores.shape[-1])
-    if rows.stride(-1) != 1:
-        rows = rows.contiguous()
-    return rows, *_select(rows if largest else _reversed(rows), k)
 
 
 def _by_sorting(scores: Tensor, k: int, largest: bool, ascending: bool) -> Tensor:
@@ -378,7 +363,7 @@ def _by_sorting(scores: Tensor, k: int, largest: bool, ascending: bool) -> Tenso
 
 
 def op_serves(scores: Tensor, k: int) -> bool:
-    """Whether the decode op can select `k` items in each of these rows, in pieces or at once.
+    """Whether the op can select `k` items in each of these rows, in pieces or at once.
 
     Parameters
     ----------
@@ -398,32 +383,38 @@ def op_serves(scores: Tensor, k: int) -> bool:
     )
 
 
-def _select(rows: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
-    """Select the `k` largest scores of every row, ``[rows, width]``; the op takes longer ones in pieces.
+def _select(
+    rows: Tensor,
+    k: int,
+    order: ItemOrder = ItemOrder.AS_GIVEN,
+    by: Tensor | None = None,
+    candidates: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run the op, of whose arguments `TopkItemsArguments` tells; returns values and int64 indices."""
+    values = rows.new_empty(rows.shape[0], k)
+    indices = torch.empty_like(values, dtype=torch.int64)
+    launch(TopkItemsArguments(rows, values, indices, int(order), by, candidates))
+    return values, indices
 
-    The largest of a row are among the largest of its pieces. Both are listed by ascending position, so the
-    smallest positions win among equal scores, as within one piece.
 
-    Returns ascending positions, int32, among those in the second tensor, int64, or in the row if that is
-    None.
+def _candidates(rows: Tensor, k: int) -> Tensor:
+    """Ascending indices of items that may be among the `k` largest of rows longer than the op takes, int64.
+
+    The largest of a row are among the largest of its pieces, so those of every piece are candidates, until
+    they are no more than the op takes. Both are listed by ascending position, so the smallest positions win
+    among equal scores, as within one piece.
     """
     count, width = rows.shape
-    if width <= MAX_WIDTH:
-        return _select_in_op(rows, k), None
     whole = width - width % MAX_WIDTH
-    best = _select_in_op(rows[:, :whole].reshape(-1, MAX_WIDTH), k).reshape(count, -1, k)
+    best = _select(rows[:, :whole].reshape(-1, MAX_WIDTH), k)[1].reshape(count, -1, k)
     starts = torch.arange(0, whole, MAX_WIDTH, device=rows.device)
     candidates = (best + starts[:, None]).flatten(1)
     if whole < width:
-        rest = _select_in_op(rows[:, whole:], min(k, width - whole)).to(torch.int64) + whole
+        rest = _select(rows[:, whole:], min(k, width - whole))[1] + whole
         candidates = torch.cat((candidates, rest), 1)
-    best, among = _select(rows.gather(1, candidates), k)
-    return best, candidates if among is None else candidates.gather(1, among)
-
-
-def _select_in_op(rows: Tensor, k: int) -> Tensor:
-    lengths = torch.full(rows.shape[:1], rows.shape[1], dtype=torch.int32, device=rows.device)
-    return indexer_topk_decode(rows, lengths, k)
+    if candidates.shape[1] <= MAX_WIDTH:
+        return candidates
+    return candidates.gather(1, _candidates(rows.gather(1, candidates), k))
 
 
 def _reversed(scores: Tensor) -> Tensor:

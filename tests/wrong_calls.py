@@ -358,50 +358,41 @@ def in_blocks_arguments(device: str, changes: dict[str, Any]) -> InBlocksArgumen
 
 
 def items_arguments(device: str, changes: dict[str, Any]) -> TopkItemsArguments:
-    """One valid call of the op that lists items: three of each of two rows of 64 scores, sorted."""
+    """One valid call of the op that selects items: three of each of two rows of 64 scores, sorted."""
     indices, candidates = (zeros(device, 2, n, dtype=torch.int64) for n in (3, 64))
-    valid = TopkItemsArguments(
-        floats(device, 2, 64), zeros(device, 2, 3), floats(device, 2, 3), indices, 1, candidates
-    )
+    by = floats(device, 2, 64)
+    valid = TopkItemsArguments(floats(device, 2, 64), floats(device, 2, 3), indices, 1, by, candidates)
     return valid._replace(**changes)
 
 
 WRONG_ITEMS: list[Row] = [
     *SCORE_ROWS,
-    ("positions: wanted shape [2, any], got [3, 3]", i32(3, 3)),
-    ("positions: wanted dtype int32, got int64", i64(2, 3)),
     ("values: wanted dtype float32, got int32", i32(2, 3)),
     ("values: wanted dtype bfloat16, got float32", {"logits": Zeros(torch.bfloat16, (2, 64))}),
-    ("values: wanted shape [2, 3], got [2, 4]", f32(2, 4)),
+    ("values: wanted shape [2, any], got [3, 3]", f32(3, 3)),
     ("values: wanted contiguous rows, got strides (4, 1)", f32(2, 3, strides=(4, 1))),
+    ("indices: wanted shape [2, 3], got [2, 4]", i64(2, 4)),
     ("indices: wanted dtype int64, got int32", i32(2, 3)),
     ("indices: wanted contiguous rows, got strides (0, 1)", i64(2, 3, strides=(0, 1))),
     *each("order", "0 to 2", -1, 3),
-    (
-        f"positions: wanted at most {MAX_SORTED_ITEMS} columns, got {MAX_SORTED_ITEMS + 1}",
-        {
-            "positions": i32(2, MAX_SORTED_ITEMS + 1),
-            "values": f32(2, MAX_SORTED_ITEMS + 1),
-            "indices": i64(2, MAX_SORTED_ITEMS + 1),
-        },
+    *(
+        (
+            f"values: wanted at most {most} columns, got {most + 1}",
+            {"logits": f32(1, width), "values": f32(1, most + 1), "indices": i64(1, most + 1)}
+            | {"order": order, "selected_by": None, "candidates": None},
+        )
+        for most, width, order in ((64, 64, 0), (64, 64, 2), (MAX_SORTED_ITEMS, 9000, 1))
     ),
-    (
-        f"positions: wanted at most {MAX_WIDTH} columns, got {MAX_WIDTH + 1}",
-        {
-            "logits": f32(1, 64),
-            "positions": i32(1, MAX_WIDTH + 1),
-            "values": f32(1, MAX_WIDTH + 1),
-            "indices": i64(1, MAX_WIDTH + 1),
-            "order": 0,
-        },
-    ),
+    ("selected_by: wanted shape [2, 64], got [2, 3]", f32(2, 3)),
+    ("selected_by: wanted dtype float32, got int32", i32(2, 64)),
+    ("selected_by: wanted contiguous rows, got strides (70, 1)", f32(2, 64, strides=(70, 1))),
     ("candidates: wanted shape [2, 64], got [2, 3]", i64(2, 3)),
     ("candidates: wanted dtype int64, got int32", i32(2, 64)),
     ("candidates: wanted contiguous rows, got strides (0, 1)", i64(2, 64, strides=(0, 1))),
     shared("values", "logits", f32(2, 3), f32(2, 64)),
     shared("indices", "candidates", i64(2, 3), i64(2, 64)),
 ]
-"""The same of the op that lists items."""
+"""The same of the op that selects items."""
 
 
 WRONG_BOTH_BLOCKS: list[Row] = [

@@ -122,6 +122,24 @@ inline Plan runnable_plan(const TopkParams& params, PlanInput input, const CallT
   return plan;
 }
 
+// The plan's input for the rows of a call, of which `input` says what the rows alone do not.
+inline PlanInput on_gpu(PlanInput input, const TopkParams& params, const CallTarget& target) {
+  input.sm_count = target.context.sm_count;
+  input.arch = target.arch;
+  const int64_t stride = params.logits_stride * element_bytes(params.dtype);
+  input.lead = lead_of_rows(are_aligned(params.logits, params.rows, stride), params.dtype);
+  return input;
+}
+
+// Launches the decode kernels.
+inline void launch_decode(const TopkParams& params, const PlanInput& input, const CallTarget& target,
+                          bool pdl) {
+  const Plan plan = runnable_plan(params, input, target);
+  const cudaError_t status = launch(params, plan, pdl, target.stream);
+  require(status == cudaSuccess, "gvr_topk: launch of ", plan.ctas_per_row, " CTAs per row on ",
+          target.context.sm_count, " SMs failed: ", cudaGetErrorString(status));
+}
+
 // An empty tensor has a null address, which would mean that there is no page table. No page of an empty table
 // is read, so any address that is not null will do.
 inline const int32_t* page_pointer(const OptionalTensor& page_table, const void* other) {

@@ -52,18 +52,9 @@ void run(const DecodeArguments& a) {
   const int device = a.logits.get_device();
   const DeviceGuard guard(device);
   const CallTarget target(device);
-  PlanInput input = plan_input(a);
-  input.sm_count = target.context.sm_count;
-  input.arch = target.arch;
-  const bool aligned =
-      are_aligned(params.logits, params.rows, params.logits_stride * element_bytes(params.dtype));
-  input.lead = lead_of_rows(aligned, params.dtype);
+  const PlanInput input = on_gpu(plan_input(a), params, target);
   check_plan(a, input);
-  const Plan plan = runnable_plan(params, input, target);
-  const bool pdl = (a.flags & kFlagPdl) != 0;
-  const cudaError_t status = launch(params, plan, pdl, target.stream);
-  require(status == cudaSuccess, "gvr_topk: launch of ", plan.ctas_per_row, " CTAs per row on ",
-          target.context.sm_count, " SMs failed: ", cudaGetErrorString(status));
+  launch_decode(params, input, target, (a.flags & kFlagPdl) != 0);
 }
 
 // The overload of calls that need no more than these arguments. The others are null or 0.

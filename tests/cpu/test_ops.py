@@ -425,36 +425,31 @@ def test_states_by_row_leave_the_slots_alone() -> None:
     assert torch.equal(alone, left)
 
 
-# ---------------------------------------------------------------- items of given positions
+# ---------------------------------------------------------------- values and indices
 
 
 @pytest.mark.parametrize(
-    ("order", "wanted"),
+    ("order", "by", "wanted"),
     [
-        (ItemOrder.AS_GIVEN, [(7, 4.0), (-1, NAN), (5, NAN), (8, 1.0), (-1, NAN), (6, 4.0)]),
-        (ItemOrder.DESCENDING, [(5, NAN), (7, 4.0), (6, 4.0), (8, 1.0), (-1, NAN), (-1, NAN)]),
-        (ItemOrder.ASCENDING, [(8, 1.0), (7, 4.0), (6, 4.0), (-1, NAN), (5, NAN), (-1, NAN)]),
+        (ItemOrder.AS_GIVEN, None, [0, 1, 3, 4]),
+        (ItemOrder.DESCENDING, None, [0, 1, 3, 4]),
+        (ItemOrder.ASCENDING, None, [4, 1, 3, 0]),
+        (ItemOrder.AS_GIVEN, [7.0, 8.0, 5.0, -9.0, 6.0], [0, 1, 2, 4]),
+        (ItemOrder.DESCENDING, [7.0, 8.0, 5.0, -9.0, 6.0], [0, 1, 4, 2]),
+        (ItemOrder.ASCENDING, [7.0, 8.0, 5.0, -9.0, 6.0], [2, 4, 1, 0]),
     ],
 )
-def test_items_of_positions_that_are_not_in_the_row(
-    order: ItemOrder, wanted: list[tuple[int, float]]
-) -> None:
-    rows, positions = torch.tensor([[NAN, 4.0, 4.0, 1.0]]), torch.tensor([[2, -1, 0, 3, 4, 1]]).int()
-    values, indices = torch.empty(1, 6), torch.empty(1, 6, dtype=torch.int64)
-    for names in (None, torch.tensor([[5, 6, 7, 8]])):
-        gvr_topk.ops.launch(TopkItemsArguments(rows, positions, values, indices, int(order), names))
-        shown = [place if names is not None or place < 0 else place - 5 for place, _ in wanted]
-        assert indices.tolist() == [shown]
-        shown_values = torch.tensor([[value for _, value in wanted]])
-        assert torch.equal(values.nan_to_num(nan=7.25), shown_values.nan_to_num(nan=7.25))
+def test_items_in_every_order(order: ItemOrder, by: list[float] | None, wanted: list[int]) -> None:
+    rows, names = torch.tensor([[NAN, 4.0, 0.5, 4.0, 1.0]]), torch.tensor([[5, 6, 7, 8, 9]])
+    selected_by = None if by is None else torch.tensor([by])
+    values, indices = torch.empty(1, 4), torch.empty(1, 4, dtype=torch.int64)
+    for candidates in (None, names):
+        gvr_topk.ops.launch(TopkItemsArguments(rows, values, indices, int(order), selected_by, candidates))
+        assert indices.tolist() == [[index + 5 * (candidates is names) for index in wanted]]
+        assert torch.equal(values.nan_to_num(nan=7.25), rows[:, wanted].nan_to_num(nan=7.25))
 
 
-def test_items_of_rows_without_columns_or_without_positions() -> None:
-    for width, k in ((0, 2), (3, 0), (0, 0)):
-        values, indices = torch.zeros(2, k), torch.zeros(2, k, dtype=torch.int64)
-        given = torch.ones(2, width), torch.zeros(2, k, dtype=torch.int32)
-        gvr_topk.ops.launch(TopkItemsArguments(*given, values, indices, 1))
-        assert bool(values.isnan().all()) and bool((indices == -1).all())
-    values, indices = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.int64)
-    gvr_topk.ops.launch(TopkItemsArguments(torch.full((1, 1), 3.0), int32(0)[None], values, indices, 1))
-    assert values.item() == 3.0 and indices.item() == 0
+def test_items_of_no_rows_and_no_items() -> None:
+    for rows, width, k in ((0, 3, 2), (2, 3, 0), (2, 0, 0)):
+        values, indices = torch.ones(rows, k), torch.ones(rows, k, dtype=torch.int64)
+        gvr_topk.ops.launch(TopkItemsArguments(torch.ones(rows, width), values, indices, 1))

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gvr_topk import kth_value, topk, topk_mask, topk_threshold, torch_backend, torch_topk
+from gvr_topk.arguments import TopkItemsArguments
 from gvr_topk.library import LibraryError, LibraryStatus
 from tests.topk_oracle import BOTH, KINDS, SHAPES, best, check, check_all_elements, rows_of, same
 
@@ -102,19 +103,19 @@ def test_rows_longer_than_the_op_takes_are_selected_in_pieces(
     """Pieces of 8 elements: every length of the last piece, and numbers of candidates that take rounds."""
     monkeypatch.setattr(torch_topk, "MAX_WIDTH", 8)
     selected: list[tuple[int, ...]] = []
-    select = torch_topk.indexer_topk_decode
+    launch = torch_topk.launch
 
-    def noted(scores: Tensor, lengths: Tensor, k: int) -> Tensor:
-        selected.append(tuple(scores.shape))
-        return select(scores, lengths, k)
+    def noted(arguments: TopkItemsArguments) -> None:
+        selected.append(tuple(arguments.logits.shape))
+        launch(arguments)
 
-    monkeypatch.setattr(torch_topk, "indexer_topk_decode", noted)
+    monkeypatch.setattr(torch_topk, "launch", noted)
     for kind in KINDS:
         for width in range(9, 42):
             rows = rows_of(kind, width, seed=width)
             for k in range(1, width + 1):
                 assert torch.equal(topk(rows, k, largest=largest).indices, best(rows, k, largest=largest))
-    assert max(selected) == (15, 8)  # three rows of five pieces
+    assert max(selected) == (15, 8) and max(width for _, width in selected) == 8  # three rows of five pieces
 
 
 def test_which_calls_theop_serves(monkeypatch: pytest.MonkeyPatch) -> None:
