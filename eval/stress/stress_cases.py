@@ -21,6 +21,7 @@ from gvr_topk.constants import (
     STATE_ZSCORE_ORIGIN,
 )
 from gvr_topk.policy import plan
+from gvr_topk.sampling.arguments import LIMIT_WORDS
 
 ROW_ALIGNMENT = 16
 """Aligned rows of a buffer are a multiple of so many elements apart, as an engine's are."""
@@ -32,7 +33,8 @@ class Configuration:
 
     Prefill has no state, and so no indices; its tables need `row_slot`. The sampler has neither; its slots
     have parameters of each kind in turn, and `k` columns are for the tokens that it keeps. With noise it is
-    asked for tokens alone, so that rows without filters are those that the noise decides.
+    asked for tokens alone, so that rows without filters are those that the noise decides. ``topk`` takes
+    whole rows, and gives sorted values with their indices.
     """
 
     name: str  # what the command line calls it
@@ -51,7 +53,7 @@ class Configuration:
     pdl: bool = False  # each launch may start while the one before runs
     aligned: bool = True  # rows begin at multiples of 16 bytes
     chains: int = 8  # sequences of steps, each with a stream, where a launch follows the step before it
-    op: str = "decode"  # or "prefill", or "sample"
+    op: str = "decode"  # or "prefill", "sample" or "topk"
     offsets: bool = False  # prefill adds an offset to the positions of each request
     longest: int = 0  # key count of most launches, in buffers that are wider; 0: the width
     short_rows: bool = False  # of prefill: every third row or so has at most k columns
@@ -65,6 +67,20 @@ class Configuration:
     @property
     def is_sample(self) -> bool:
         return self.op == "sample"
+
+    @property
+    def words_of_row(self) -> dict[str, int]:
+        """Words of a row in each output that has no space between rows, of ops that do not give positions."""
+        if self.op == "topk":
+            return {"values": self.k, "indices": 2 * self.k}
+        if self.noise:
+            return {"out": 1}
+        return {"out": 1, "logprobs": 1, "limits": LIMIT_WORDS} if self.is_sample else {}
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether a row has `k` positions or tokens, with space between rows."""
+        return not (self.noise or self.op == "topk")
 
     @property
     def rows(self) -> int:
@@ -85,7 +101,8 @@ class Configuration:
 
 _PREFILL: dict[str, Any] = {"indices": False, "counts": True, "op": "prefill"}
 _SAMPLE: dict[str, Any] = {"indices": False, "counts": True, "op": "sample"}
-_NOISE: dict[str, Any] = {"indices": False, "op": "sample", "noise": True, "k": 1}
+_NOISE: dict[str, Any] = {"indices": False, "op": "sample", "noise": True}
+_TOPK: dict[str, Any] = {"indices": False, "op": "topk"}
 
 CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("fp32-8192x8", 8192, 8, row_slot=True),
@@ -147,6 +164,8 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("sample-32768x48", 32_768, 48, k=64, row_slot=True, **_SAMPLE),
     Configuration("noise-50257x8", 50_257, 8, dtype="bf16", aligned=False, pdl=True, **_NOISE),
     Configuration("noise-32768x48", 32_768, 48, row_slot=True, **_NOISE),
+    Configuration("topk-131072x8", 131_072, 8, **_TOPK),
+    Configuration("topk-50257x40", 50_257, 40, k=50, aligned=False, **_TOPK),
 )
 """Every kernel, dtype and optional argument; decode has what the last step left, as integrations do."""
 
@@ -186,6 +205,8 @@ def can_rewrite(configuration: Configuration, rewriting: str) -> bool:
     Scaled scores are for rows that are read while they are searched, and so may be read twice.
     """
     c = configuration
+    if c.op == "topk":
+        return rewriting in ("logits", SCALED_LOGITS)
     if c.is_sample or rewriting == "parameters":
         return c.is_sample and (
             rewriting in ("logits", SCALED_LOGITS, "parameters") or (rewriting == "row_slot" and c.row_slot)
@@ -202,7 +223,7 @@ def rewritten_configurations() -> list[Configuration]:
     """Every kernel with one row and two to a request, with and without statistics, half with a slot table.
 
     Behind them prefill, without any table, with all of them, and in slices, and the sampler, with and without
-    slots, and with as many rows as are streamed, by noise, too.
+    slots, and with as many rows as are streamed, by noise, too; and `topk`.
     """
     tables: dict[str, Any] = {"row_slot": True, "page_size": 64, "cache_slots": True, "offsets": True}
     prefill = [_REWRITTEN_PREFILL, replace(_REWRITTEN_PREFILL, name="prefill-slots", **tables)]
@@ -224,6 +245,7 @@ def rewritten_configurations() -> list[Configuration]:
         replace(_REWRITTEN_SAMPLE, name="sample-slots", row_slot=True),
         replace(_REWRITTEN_SAMPLE, name="sample-streamed", width=32_768, requests=48),
         Configuration("noise-streamed", 32_768, 48, chains=1, **_NOISE),
+        Configuration("topk", 131_072, 3, chains=1, **_TOPK),
     ]
 
 

@@ -32,8 +32,9 @@ from eval.stress.stress_cases import (
     visible_lengths,
 )
 from eval.stress.stress_library import TimeLog, neighbours_library, succeed
-from gvr_topk import PrefillCarry, TopkState, indexer_topk_decode, sampling
-from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN, StatsColumn
+from gvr_topk import PrefillCarry, TopkState, indexer_topk_decode, ops, sampling
+from gvr_topk.arguments import TopkItemsArguments
+from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN, ItemOrder, StatsColumn
 from gvr_topk.contract import exact_topk, row_lengths
 from gvr_topk.sampling.arguments import LIMIT_WORDS
 
@@ -239,22 +240,19 @@ class Workload:
         c, layout = self.configuration, _Layout()
         gap = _GAP if c.aligned else _GAP + 1
         self._results, self._cache_slots, self._counts, self._indices = [], [], [], []
-        words_of_row: dict[str, int] = {}
-        if c.is_sample:
-            words_of_row = {"out": 1} if c.noise else {"out": 1, "logprobs": 1, "limits": LIMIT_WORDS}
-        self._sampled: dict[str, list[_Block]] = {name: [] for name in words_of_row}
+        self._dense: dict[str, list[_Block]] = {name: [] for name in c.words_of_row}
         for i in range(self.launches):
-            if not c.noise:
+            if c.has_ids:
                 self._results.append(layout.add(f"result of launch {i}", c.rows, c.k, _RESULT, gap))
             if c.cache_slots:
                 name = f"slots of launch {i}"
                 self._cache_slots.append(layout.add(name, c.rows, c.k, _RESULT, gap, joined=True))
             if c.counts:
                 self._counts.append(layout.add(f"counts of launch {i}", 1, c.rows, _RESULT, joined=True))
-            for name, words in words_of_row.items():
-                row = f"{name} of launch {i}"
-                block = layout.add(row, 1, words * c.rows, _RESULT, joined=bool(self._results))
-                self._sampled[name].append(block)
+            for number, (name, words) in enumerate(c.words_of_row.items()):
+                joined = c.has_ids or number > 0
+                block = layout.add(f"{name} of launch {i}", 1, words * c.rows, _RESULT, joined=joined)
+                self._dense[name].append(block)
         if c.indices:
             self._indices = [
                 layout.add(f"indices of chain {i}", c.slots, c.k, _KEPT, gap) for i in range(c.chains)
@@ -301,15 +299,15 @@ class Workload:
         c = self.configuration
         same = launch - self._row_sets  # the launch before of the same rows, and of the same chain
         if same >= 0 and self._row_sets % c.chains == 0:
-            for blocks in (self._results, self._cache_slots, self._counts, *self._sampled.values()):
+            for blocks in (self._results, self._cache_slots, self._counts, *self._dense.values()):
                 if blocks:
                     blocks[launch].view(self.expected).copy_(blocks[same].view(self.expected))
             return
         logits, seq_lens = self._inputs(launch)
-        if c.is_sample:
-            outputs = self._sample_outputs(launch, self.expected)
+        if c.words_of_row:
+            outputs = self._dense_outputs(launch, self.expected)
             on_cpu = {name: output.cpu() for name, output in outputs.items()}
-            self._sample(launch, "cpu", on_cpu)
+            self._launch_dense(launch, "cpu", on_cpu)
             for name, output in outputs.items():
                 output.copy_(on_cpu[name])
             return
@@ -343,10 +341,14 @@ class Workload:
             if 0 <= slot < c.slots:
                 indices[slot] = positions[request * c.next_n + c.next_n - 1]
 
-    def _sample_outputs(self, launch: int, words: Tensor) -> dict[str, Tensor]:
-        """What a launch of the sampler writes, in a buffer of words."""
-        outputs = {name: blocks[launch].view(words)[0] for name, blocks in self._sampled.items()}
-        if self.configuration.noise:
+    def _dense_outputs(self, launch: int, words: Tensor) -> dict[str, Tensor]:
+        """What a launch of the sampler or of `topk` writes, in a buffer of words."""
+        c = self.configuration
+        outputs = {name: blocks[launch].view(words)[0] for name, blocks in self._dense.items()}
+        if c.op == "topk":
+            values, indices = outputs["values"].view(torch.float32), outputs["indices"].view(torch.int64)
+            return {"values": values.view(c.rows, c.k), "indices": indices.view(c.rows, c.k)}
+        if c.noise:
             return outputs
         return {
             "out": outputs["out"],
@@ -355,6 +357,14 @@ class Workload:
             "kept": self._results[launch].view(words),
             "counts": self._counts[launch].view(words)[0],
         }
+
+    def _launch_dense(self, launch: int, device: str, outputs: dict[str, Any]) -> None:
+        """Run such a launch on a device."""
+        if self.configuration.is_sample:
+            self._sample(launch, device, outputs)
+            return
+        logits = self._inputs(launch)[0].to(device)
+        ops.launch(TopkItemsArguments(logits, **outputs, order=int(ItemOrder.DESCENDING)))
 
     def _sample(self, launch: int, device: str, outputs: dict[str, Any]) -> None:
         """Sample the rows of a launch on a device, whose seeds and positions are their numbers."""
@@ -404,8 +414,8 @@ class Workload:
 
     def _launch(self, launch: int) -> None:
         c, chain = self.configuration, launch % self.configuration.chains
-        if c.is_sample:
-            self._sample(launch, self.device, self._sample_outputs(launch, self.words))
+        if c.words_of_row:
+            self._launch_dense(launch, self.device, self._dense_outputs(launch, self.words))
             return
         logits, seq_lens = self._inputs(launch)
         stats = None

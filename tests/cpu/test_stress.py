@@ -39,6 +39,9 @@ SAMPLE = cases.Configuration(
     "sample", 600, 8, k=40, indices=False, row_slot=True, counts=True, aligned=False, chains=2, op="sample"
 )
 
+NOISE = replace(SAMPLE, counts=False, noise=True)
+TOPK = cases.Configuration("topk", 600, 3, k=40, indices=False, chains=2, op="topk")
+
 DECODE = [configuration for configuration in cases.CONFIGURATIONS if configuration.op == "decode"]
 
 
@@ -50,7 +53,16 @@ def family(c: cases.Configuration) -> str:
 
 class TestConfigurations:
     def test_they_reach_every_kernel_and_dtype(self) -> None:
-        families = {"small_row", "resident", "streaming", "fallback", "paper_gvr", "prefill", "sample"}
+        families = {
+            "small_row",
+            "resident",
+            "streaming",
+            "fallback",
+            "paper_gvr",
+            "prefill",
+            "sample",
+            "topk",
+        }
         assert {family(configuration) for configuration in cases.CONFIGURATIONS} == families
         assert {configuration.dtype for configuration in cases.CONFIGURATIONS} == set(DTYPES)
         assert {family(configuration) for configuration in cases.rewritten_configurations()} == families
@@ -58,7 +70,7 @@ class TestConfigurations:
     def test_they_use_every_argument(self) -> None:
         slotted = [configuration.row_slot for configuration in cases.CONFIGURATIONS]
         assert len(slotted) / 2 - 2 <= sum(slotted) <= len(slotted) / 2 + 2
-        for argument in ("counts", "stats", "page_size", "cache_slots", "pdl", "offsets", "slices"):
+        for argument in ("counts", "stats", "page_size", "cache_slots", "pdl", "offsets", "slices", "noise"):
             assert any(getattr(configuration, argument) for configuration in cases.CONFIGURATIONS), argument
         assert not all(configuration.aligned for configuration in cases.CONFIGURATIONS)
         without = {family(configuration) for configuration in DECODE if not configuration.indices}
@@ -78,12 +90,15 @@ class TestContents:
         rewritten = {name for name in cases.REWRITINGS if cases.can_rewrite(SAMPLE, name)}
         assert rewritten == {"row_slot", "logits", "parameters", cases.SCALED_LOGITS}
         assert not cases.can_rewrite(replace(SAMPLE, row_slot=False), "row_slot")
+        rewritten = {name for name in cases.REWRITINGS if cases.can_rewrite(TOPK, name)}
+        assert rewritten == {"logits", cases.SCALED_LOGITS}
 
 
 OPS = {
     "decode": (stress_workload, "indexer_topk_decode"),
     "prefill": (stress_workload.gvr_topk, "indexer_topk_prefill"),
     "sample": (sampling, "sample"),
+    "topk": (stress_workload.ops, "launch"),
 }
 """Where a workload finds the function of each op."""
 
@@ -95,7 +110,7 @@ def sabotage(monkeypatch: pytest.MonkeyPatch, change: Any, op: str = "decode") -
 
     def changing(*positional: Any, **named: Any) -> None:
         real(*positional, **named)
-        change(next(calls), named)
+        change(next(calls), positional[0]._asdict() if op == "topk" else named)
 
     monkeypatch.setattr(*place, changing)
 
@@ -126,6 +141,8 @@ class TestWorkload:
         ("configuration", "output"),
         [
             *((SAMPLE, output) for output in ("out", "logprobs", "limits", "kept", "counts")),
+            (NOISE, "out"),
+            *((TOPK, output) for output in ("values", "indices")),
             *((PREFILL, output) for output in ("out", "slots", "counts")),
             *((FULL, output) for output in ("out", "slots", "counts")),
         ],
