@@ -9,8 +9,9 @@ the queue of launches never fills. Ways take turns, and each figure is the media
 
 ``hinted`` calls the op as the integrations do: ``state``, ``row_slot`` and ``out`` given. ``bare`` gets
 ``out`` alone, ``every_output`` also counts, indices and cache slots, and ``dispatcher`` is ``hinted`` as
-`gvr_topk.bind` prepares it, without a Python function of the package. ``zero_`` is `torch.Tensor.zero_` of
-one element: hardly more than a launch.
+`gvr_topk.bind` prepares it, without a Python function of the package. ``topk`` and ``unsorted`` are
+`gvr_topk.topk`, which makes its results, as ``torch`` does. ``zero_`` is `torch.Tensor.zero_` of one element:
+hardly more than a launch.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from eval.bench.kernel_timing import Chain
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import BaselineFolder, Commit, Device, Out, require_device, require_writable
 from eval.common.tables import markdown_table
-from gvr_topk import TopkState, bind, indexer_topk_decode
+from gvr_topk import TopkState, bind, indexer_topk_decode, topk
 
 FORMAT = "gvr_topk.host_time/1"
 CALLS = 2000
@@ -68,6 +69,8 @@ def our_calls(chain: Chain) -> dict[str, Call]:
             slots=chain.outputs()[0],
         ),
         "dispatcher": bind(logits, lengths, chain.k, out=chain.outputs()[0], state=words, row_slot=row_slot),
+        "topk": functools.partial(topk, logits, chain.k),
+        "unsorted": functools.partial(topk, logits, chain.k, sorted=False),
         "zero_": torch.zeros(1, device=device).zero_,
     }
 
