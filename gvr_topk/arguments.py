@@ -193,8 +193,8 @@ class TopkItemsArguments(NamedTuple):
     order : int
         One of `ItemOrder`. Equal values, and NaN among themselves, stand by ascending indices. At most
         `MAX_SORTED_ITEMS` items are sorted.
-    selected_by : Tensor, ``[rows, width]``, float32, contiguous
-        The scores whose largest are selected, in place of `logits`, from which the values come.
+    largest : int
+        1; 0 selects the smallest, where NaN ranks above all others, too.
     candidates : Tensor, ``[rows, width]``, int64, contiguous
         The index of each position of a row; without it, itself.
     """
@@ -203,7 +203,7 @@ class TopkItemsArguments(NamedTuple):
     values: Output
     indices: Output
     order: int = 0
-    selected_by: Tensor | None = None
+    largest: int = 1
     candidates: Tensor | None = None
 
 
@@ -717,6 +717,6 @@ def check_topk_items(a: TopkItemsArguments) -> None:
     most = width if a.order == ItemOrder.AS_GIVEN or width <= MAX_SORTED_ITEMS else MAX_SORTED_ITEMS
     if k > most:
         raise TOPK.fail("values", f"at most {most} columns", k)
-    TOPK.row_table("selected_by", a.selected_by, a.logits, torch.float32, width)
+    TOPK.integer("largest", a.largest, 0, 1)
     TOPK.row_table("candidates", a.candidates, a.logits, torch.int64, width)
     TOPK.memory(a)

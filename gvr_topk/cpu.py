@@ -318,9 +318,9 @@ def topk_items(a: TopkItemsArguments) -> None:
     check_topk_items(a)
     if a.values.numel() == 0:
         return
-    rows, width = a.logits.shape
-    by = a.logits if a.selected_by is None else a.selected_by
-    index = exact_topk(by, torch.full((rows,), width), a.values.shape[1]).to(torch.int64)
+    keys = order_key(a.logits)
+    ranked = keys if a.largest else _KEY_BITS - keys
+    index = largest(ranked, ranked >= 0, a.values.shape[1])
     values = a.logits.gather(1, index)
     if a.candidates is not None:
         index = a.candidates.gather(1, index)

@@ -88,8 +88,7 @@ def topk(
         Items, 0 to the size of the dimension; 1 where there is none.
     dim : int, default -1
     largest : bool, default True
-        If false, the `k` smallest. What the op serves is then mapped first, by six elementwise operations on
-        float32 copies of it.
+        If false, the `k` smallest, for which a GPU makes a float32 copy first.
     sorted : bool, default True
         Order items by value, the best first, and then by index. If false, by index alone, which saves time:
         much of it for more than `MAX_SORTED_ITEMS` items, which ``torch.sort`` sorts.
@@ -315,16 +314,18 @@ def _last(input: Tensor, k: int, dim: int, largest: bool) -> tuple[Tensor, Tenso
 
 def _topk(input: Tensor, k: int, dim: int, largest: bool, sorted: bool) -> TopkResult:
     """Select items, with their gradient, of arguments that are checked; all results are contiguous."""
-    is_last = dim == input.dim() - 1
-    scores = input.detach() if is_last else input.detach().movedim(dim, -1)
+    # What is exported may be given an input with a gradient later.
+    tracked = input.requires_grad or forward_ad._current_level >= 0 or torch.compiler.is_exporting()
+    scores, is_last = input.detach() if tracked else input, dim == input.dim() - 1
+    if not is_last:
+        scores = scores.movedim(dim, -1)
     if not op_serves(scores, k):
         indices = _by_sorting(scores, k, largest, ascending=not sorted).movedim(-1, dim).contiguous()
         return TopkResult(input.gather(dim, indices), indices)
     values, indices = _items(scores, k, largest, sorted)
     if not is_last:
         values, indices = (items.movedim(-1, dim).contiguous() for items in (values, indices))
-    # What is exported may be given an input with a gradient later.
-    if input.requires_grad or forward_ad._current_level >= 0 or torch.compiler.is_exporting():
+    if tracked:
         values = input.gather(dim, indices)
     return TopkResult(values, indices)
 
@@ -334,16 +335,14 @@ def _items(scores: Tensor, k: int, largest: bool, sorted: bool) -> tuple[Tensor,
     rows = scores if scores.dim() == 2 else scores.reshape(-1, scores.shape[-1])
     if rows.stride(-1) != 1:
         rows = rows.contiguous()
-    by = None if largest else _reversed(rows)
     candidates = None
     if rows.shape[1] > MAX_WIDTH:
-        candidates = _candidates(rows if by is None else by, k)
+        candidates = _candidates(rows, k, largest)
         rows = rows.gather(1, candidates)
-        by = None if by is None else by.gather(1, candidates)
     order = ItemOrder.AS_GIVEN
     if sorted and k <= MAX_SORTED_ITEMS:
         order = ItemOrder.DESCENDING if largest else ItemOrder.ASCENDING
-    values, indices = _select(rows, k, order, by, candidates)
+    values, indices = _select(rows, k, largest, order, candidates)
     if sorted and k > MAX_SORTED_ITEMS:
         # The smallest index stands first, so a stable sort of the values leaves equal ones in order.
         by_value = _order(values, 1, largest)
@@ -386,47 +385,35 @@ def op_serves(scores: Tensor, k: int) -> bool:
 def _select(
     rows: Tensor,
     k: int,
+    largest: bool,
     order: ItemOrder = ItemOrder.AS_GIVEN,
-    by: Tensor | None = None,
     candidates: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the op, of whose arguments `TopkItemsArguments` tells; returns values and int64 indices."""
     values = rows.new_empty(rows.shape[0], k)
     indices = torch.empty_like(values, dtype=torch.int64)
-    launch(TopkItemsArguments(rows, values, indices, int(order), by, candidates))
+    launch(TopkItemsArguments(rows, values, indices, int(order), int(largest), candidates))
     return values, indices
 
 
-def _candidates(rows: Tensor, k: int) -> Tensor:
-    """Ascending indices of items that may be among the `k` largest of rows longer than the op takes, int64.
+def _candidates(rows: Tensor, k: int, largest: bool) -> Tensor:
+    """Ascending indices of items that may be among the `k` best of rows longer than the op takes, int64.
 
-    The largest of a row are among the largest of its pieces, so those of every piece are candidates, until
+    The best of a row are among the best of its pieces, so those of every piece are candidates, until
     they are no more than the op takes. Both are listed by ascending position, so the smallest positions win
     among equal scores, as within one piece.
     """
     count, width = rows.shape
     whole = width - width % MAX_WIDTH
-    best = _select(rows[:, :whole].reshape(-1, MAX_WIDTH), k)[1].reshape(count, -1, k)
+    best = _select(rows[:, :whole].reshape(-1, MAX_WIDTH), k, largest)[1].reshape(count, -1, k)
     starts = torch.arange(0, whole, MAX_WIDTH, device=rows.device)
     candidates = (best + starts[:, None]).flatten(1)
     if whole < width:
-        rest = _select(rows[:, whole:], min(k, width - whole))[1] + whole
+        rest = _select(rows[:, whole:], min(k, width - whole), largest)[1] + whole
         candidates = torch.cat((candidates, rest), 1)
     if candidates.shape[1] <= MAX_WIDTH:
         return candidates
-    return candidates.gather(1, _candidates(rows.gather(1, candidates), k))
-
-
-def _reversed(scores: Tensor) -> Tensor:
-    """Map scores to float32 numbers that rank in the opposite order, NaN below all others.
-
-    Negation alone would leave NaN on top. So every number moves up to the next one, which frees -inf for NaN:
-    the largest finite number becomes +inf, and +inf becomes NaN.
-    """
-    negated = -scores.to(torch.float32)
-    infinity = torch.full((), torch.inf, device=scores.device)
-    raised = torch.nextafter(negated, infinity).masked_fill_(negated == torch.inf, torch.nan)
-    return raised.masked_fill_(negated != negated, -torch.inf)
+    return candidates.gather(1, _candidates(rows.gather(1, candidates), k, largest))
 
 
 def _order(values: Tensor, dim: int, largest: bool) -> Tensor:

@@ -360,8 +360,7 @@ def in_blocks_arguments(device: str, changes: dict[str, Any]) -> InBlocksArgumen
 def items_arguments(device: str, changes: dict[str, Any]) -> TopkItemsArguments:
     """One valid call of the op that selects items: three of each of two rows of 64 scores, sorted."""
     indices, candidates = (zeros(device, 2, n, dtype=torch.int64) for n in (3, 64))
-    by = floats(device, 2, 64)
-    valid = TopkItemsArguments(floats(device, 2, 64), floats(device, 2, 3), indices, 1, by, candidates)
+    valid = TopkItemsArguments(floats(device, 2, 64), floats(device, 2, 3), indices, 1, 0, candidates)
     return valid._replace(**changes)
 
 
@@ -379,13 +378,11 @@ WRONG_ITEMS: list[Row] = [
         (
             f"values: wanted at most {most} columns, got {most + 1}",
             {"logits": f32(1, width), "values": f32(1, most + 1), "indices": i64(1, most + 1)}
-            | {"order": order, "selected_by": None, "candidates": None},
+            | {"order": order, "candidates": None},
         )
         for most, width, order in ((64, 64, 0), (64, 64, 2), (MAX_SORTED_ITEMS, 9000, 1))
     ),
-    ("selected_by: wanted shape [2, 64], got [2, 3]", f32(2, 3)),
-    ("selected_by: wanted dtype float32, got int32", i32(2, 64)),
-    ("selected_by: wanted contiguous rows, got strides (70, 1)", f32(2, 64, strides=(70, 1))),
+    *each("largest", "0 to 1", -1, 2),
     ("candidates: wanted shape [2, 64], got [2, 3]", i64(2, 3)),
     ("candidates: wanted dtype int64, got int32", i32(2, 64)),
     ("candidates: wanted contiguous rows, got strides (0, 1)", i64(2, 64, strides=(0, 1))),

@@ -1,7 +1,6 @@
 // The CUDA implementation of torch.ops.gvr_topk.topk_items over libtorch's stable ABI. The schema, the fake
 // kernel and the CPU implementation are in Python.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
 #include "call.h"
 #include "gvr_topk/launch.h"
@@ -24,40 +23,50 @@ TopkItemsParams make_params(const TopkItemsArguments& a) {
   return p;
 }
 
-// Selects positions, all of whole rows and without a state.
-void select_positions(const Tensor& rows, const GivenTensor& lengths, const GivenTensor& positions, int32_t k,
-                      const CallTarget& target) {
+// The parameters of a launch that selects in whole rows without a state, by what is largest or smallest.
+TopkParams selection_of(const TopkItemsParams& items, int32_t* positions, const int32_t* lengths) {
   TopkParams p{};
-  p.logits = rows.data_ptr();
-  p.seq_lens = static_cast<const int32_t*>(lengths.data_ptr());
-  p.logits_stride = rows.stride(0);
-  p.width = static_cast<int32_t>(rows.size(1));
-  p.k = k;
+  const bool reverses = items.reversed != nullptr;
+  p.logits = reverses ? items.reversed : items.scores;
+  p.seq_lens = lengths;
+  p.logits_stride = reverses ? items.reversed_stride : items.scores_stride;
+  p.width = items.width;
+  p.k = items.k;
   p.next_n = 1;
-  p.indices = static_cast<int32_t*>(positions.data_ptr());
-  p.indices_stride = k;
-  p.rows = static_cast<int32_t>(rows.size(0));
+  p.indices = positions;
+  p.indices_stride = items.k;
+  p.rows = items.rows;
   p.compress_ratio = 1;
-  p.dtype = dtype_of(rows);
-  torch::stable::fill_(lengths, p.width);
-  launch_decode(p, on_gpu({p.rows, p.width, k, p.dtype}, p, target), target, false);
+  p.dtype = reverses ? Dtype::kFloat32 : items.dtype;
+  return p;
 }
 
 void topk_items(const TopkItemsArguments& a) {
   const CheckedOp op("topk");
   check_on_gpu(a.logits);
   check_arguments(a);
-  TopkItemsParams p = make_params(a);
-  if (p.rows == 0 || p.k == 0) return;
+  TopkItemsParams items = make_params(a);
+  const int64_t rows = items.rows, count = rows * items.k;
+  if (count == 0) return;
   const int device = a.logits.get_device();
   const DeviceGuard guard(device);
   const CallTarget target(device);
-  const GivenTensor lengths = make_workspace(p.rows, device);
-  const GivenTensor positions = make_workspace(int64_t{p.rows} * p.k, device);
-  select_positions(a.selected_by ? *a.selected_by : a.logits, lengths, positions, p.k, target);
-  p.positions = static_cast<const int32_t*>(positions.data_ptr());
-  p.positions_stride = p.k;
-  require_launched(launch_topk_items(p, target.stream));
+  if (a.largest == 0) items.reversed_stride = (int64_t{items.width} + 3) / 4 * 4;
+  const GivenTensor workspace = make_workspace(rows * items.reversed_stride + count + rows, device);
+  auto* const words = static_cast<int32_t*>(workspace.data_ptr());
+  int32_t* const positions = words + rows * items.reversed_stride;
+  int32_t* const lengths = positions + count;
+  if (a.largest == 0) {
+    items.reversed = static_cast<float*>(workspace.data_ptr());
+    require_launched(launch_reverse(items, target.stream));
+  }
+  // Lengths above the width count as the width, and four such bytes are above every width.
+  require_launched(cudaMemsetAsync(lengths, 0x7f, sizeof(int32_t) * rows, target.stream));
+  const TopkParams p = selection_of(items, positions, lengths);
+  launch_decode(p, on_gpu({p.rows, p.width, p.k, p.dtype}, p, target), target, false);
+  items.positions = positions;
+  items.positions_stride = p.k;
+  require_launched(launch_topk_items(items, target.stream));
 }
 
 }  // namespace

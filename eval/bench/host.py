@@ -10,8 +10,8 @@ the queue of launches never fills. Ways take turns, and each figure is the media
 ``hinted`` calls the op as the integrations do: ``state``, ``row_slot`` and ``out`` given. ``bare`` gets
 ``out`` alone, ``every_output`` also counts, indices and cache slots, and ``dispatcher`` is ``hinted`` as
 `gvr_topk.bind` prepares it, without a Python function of the package. ``topk`` and ``unsorted`` are
-`gvr_topk.topk`, which makes its results, as ``torch`` does. ``zero_`` is `torch.Tensor.zero_` of one element:
-hardly more than a launch.
+`gvr_topk.topk`, which makes its results, as ``torch_topk`` does; ``torch`` is given them. ``zero_`` is
+`torch.Tensor.zero_` of one element: hardly more than a launch.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def our_calls(chain: Chain) -> dict[str, Call]:
         "dispatcher": bind(logits, lengths, chain.k, out=chain.outputs()[0], state=words, row_slot=row_slot),
         "topk": functools.partial(topk, logits, chain.k),
         "unsorted": functools.partial(topk, logits, chain.k, sorted=False),
+        "torch_topk": functools.partial(torch.topk, logits, chain.k),
         "zero_": torch.zeros(1, device=device).zero_,
     }
 

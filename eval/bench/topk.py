@@ -4,8 +4,8 @@
 
 Each figure is the time of one call, launched from a CUDA graph over several batches of Gaussian rows that
 together are larger than the L2 cache, so rows come from DRAM. ``topk`` returns sorted items, as ``torch``,
-which is ``torch.topk``, does; ``unsorted`` returns ascending indices, ``mask`` marks the items, and ``op`` is
-what is within all three: the decode op, and a fill of its lengths.
+which is ``torch.topk``, does, and ``smallest`` those of the other end; ``unsorted`` returns ascending
+indices, ``mask`` marks the items, and ``op`` is the decode op with a fill of its lengths.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ FORMAT = "gvr_topk.topk/1"
 SHAPES = ((64, 131_072), (1, 1 << 20), (16, 1 << 20), (1, 1 << 24))
 K = (1, 64, 512, 2048, 4096, 16_384, 65_536, 131_072)
 Call = Callable[[Tensor, int], Any]
-OURS: dict[str, Call] = {"topk": topk, "unsorted": functools.partial(topk, sorted=False), "mask": topk_mask}
+OURS: dict[str, Call] = {
+    "topk": topk,
+    "smallest": functools.partial(topk, largest=False),
+    "unsorted": functools.partial(topk, sorted=False),
+    "mask": topk_mask,
+}
 
 
 def batches(rows: int, width: int, dtype: torch.dtype) -> list[Tensor]:
@@ -40,15 +45,18 @@ def batches(rows: int, width: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 def wrong_items(given: Tensor, k: int) -> int:
-    """Count what differs from a stable sort of the rows: items of `topk`, sorted or not, and marks."""
+    """Count what differs from a stable sort of the rows: items of `topk`, in each order, and marks."""
     results = {name: call(given, k) for name, call in OURS.items()}
     order = torch.sort(given, dim=1, descending=True, stable=True).indices[:, :k]
     ascending = order.sort(1).values
     mask = torch.zeros_like(given, dtype=torch.bool).scatter(1, order, True)
     values = given.gather(1, order)
+    smallest = torch.sort(given, dim=1, stable=True)
     return int(
         (results["topk"].indices != order).sum()
         + (results["topk"].values != values).sum()
+        + (results["smallest"].indices != smallest.indices[:, :k]).sum()
+        + (results["smallest"].values != smallest.values[:, :k]).sum()
         + (results["unsorted"].indices != ascending).sum()
         + (results["unsorted"].values != given.gather(1, ascending)).sum()
         + (results["mask"] != mask).sum()

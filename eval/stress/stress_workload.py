@@ -41,6 +41,9 @@ from gvr_topk.sampling.arguments import LIMIT_WORDS
 ROW_SETS = {"cuda": 64, "cpu": 8}
 """Different rows, with lengths of their own; a graph of more launches begins again with the first ones."""
 
+_REWRITABLE_SETS = 2
+"""The same where one kernel rewrites all rows."""
+
 MOST_LAUNCHES = 1024
 SCORES = 1 << 29
 WORDS = 1 << 26
@@ -160,7 +163,7 @@ class Workload:
         self.configuration = configuration
         self.device = device
         self.launches = launches or graph_launches(configuration, device)
-        sets = ROW_SETS[device]
+        sets = _REWRITABLE_SETS if rewritable else ROW_SETS[device]
         self._row_sets = self.launches if self.launches % sets else sets
         self._rewritable = rewritable
         self._draw = Draw(device, 1_000_003 * seed + 17)
@@ -182,7 +185,7 @@ class Workload:
 
     def _make_inputs(self) -> None:
         c = self.configuration
-        count = min(2, self.launches) if self._rewritable else self._row_sets
+        count = min(_REWRITABLE_SETS, self.launches) if self._rewritable else self._row_sets
         dtype = DTYPES[c.dtype]
         self.logits = torch.full((count, c.rows, c.pitch), torch.nan, dtype=dtype, device=self.device)
         chains: dict[int, Iterator[Tensor]] = {}

@@ -30,24 +30,23 @@ def test_every_k_of_small_rows(kind: str, dtype: torch.dtype, largest: bool) -> 
             check(rows, k, largest=largest)
 
 
-def items_of(rows: int, width: int, k: int, dtype: torch.dtype, seed: int) -> list[Tensor]:
-    """Draw scores of some kind, others to select by, and names of columns."""
+def items_of(rows: int, width: int, k: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw scores of some kind, and names of columns."""
     rng = draw(seed)
     kinds = list(CONTENTS.values())
     scores = kinds[seed % len(kinds)](rows, width + 3, k).to(dtype)[:, 3:]
-    by = kinds[seed % (len(kinds) - 1)](rows, width, k).to(torch.float32)
     names = torch.randint(-(2**62), 2**62, (rows, width), device="cuda", generator=rng)
-    return [scores, by, names]
+    return scores, names
 
 
-def compare_items(scores: Tensor, k: int, order: ItemOrder, by: Tensor | None, names: Tensor | None) -> None:
+def compare_items(scores: Tensor, k: int, order: ItemOrder, largest: bool, names: Tensor | None) -> None:
     """Compare the kernels with the CPU implementation, bit by bit but for NaN."""
     results = []
     for device in ("cuda", "cpu"):
-        scores, by, names = (each if each is None else each.to(device) for each in (scores, by, names))
+        scores, names = (each if each is None else each.to(device) for each in (scores, names))
         values = torch.empty(len(scores), k, dtype=scores.dtype, device=device)
         indices = torch.empty(len(scores), k, dtype=torch.int64, device=device)
-        launch(TopkItemsArguments(scores, values, indices, int(order), by, names))
+        launch(TopkItemsArguments(scores, values, indices, int(order), int(largest), names))
         results.append((values.cpu(), indices.cpu()))
     (values, indices), (wanted, places) = results
     bits = {2: torch.int16, 4: torch.int32}[scores.element_size()]
@@ -57,8 +56,8 @@ def compare_items(scores: Tensor, k: int, order: ItemOrder, by: Tensor | None, n
 
 def run_items(rows: int, width: int, ks: tuple[int, ...]) -> None:
     for seed, (k, dtype, order) in enumerate(itertools.product(ks, DTYPES, ItemOrder)):
-        scores, by, names = items_of(rows, width, k, dtype, seed)
-        compare_items(scores, k, order, by if seed % 4 < 2 else None, names if seed % 2 else None)
+        scores, names = items_of(rows, width, k, dtype, seed)
+        compare_items(scores, k, order, seed % 4 < 2, names if seed % 2 else None)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 300])

@@ -290,6 +290,8 @@ struct TopkItemsParams {
   const int64_t* candidates;  // [rows, width] or null: the index of each position
   void* values;               // [rows, k]
   int64_t* indices;           // [rows, k]
+  float* reversed;            // [rows, width], `reversed_stride` elements between rows: see launch_reverse
+  int64_t reversed_stride;
   int32_t rows, width, k;
   ItemOrder order;  // other than as given for at most kMaxSortedItems
   Dtype dtype;

@@ -2,7 +2,8 @@
 // by ascending position, so a stable sort leaves equal values in the order of their positions.
 //
 // Grid: a CTA for each row (`sort_items`), a warp for each row of few items (`sort_few`), or a thread for
-// each item that stays where it is (`list_items`).
+// each item that stays where it is (`list_items`). Where the smallest are selected, a CTA for each chunk of a
+// row makes numbers to select by first (`reverse_scores`).
 #pragma once
 
 #include <cub/block/block_radix_sort.cuh>
@@ -15,6 +16,7 @@
 namespace gvr_topk::topk_items {
 
 constexpr int kFew = 32, kFewThreads = 128, kListThreads = 256;
+constexpr int kReverseThreads = 256, kReverseChunk = 16 * kReverseThreads;
 constexpr int kRadixBits = 4;
 constexpr uint32_t kLast = 0xffffffffu;  // ranks behind every number
 
@@ -54,6 +56,24 @@ struct RowItems {
     p.indices[at] = is_named ? p.candidates[row * p.width + position] : position;
   }
 };
+
+// Numbers in the opposite order of scores, NaN below all others. Negation alone would leave NaN on top. So
+// every number moves up to the next one, which frees -inf for NaN: the largest finite number becomes +inf,
+// and +inf becomes NaN.
+static __global__ void __launch_bounds__(kReverseThreads)
+    reverse_scores(const __grid_constant__ TopkItemsParams p, int chunks) {
+  ptx::grid_take_over();
+  const RowItems items{p, blockIdx.x / chunks};
+  float* const reversed = p.reversed + items.row * p.reversed_stride;
+  const int first = static_cast<int>(blockIdx.x % chunks) * kReverseChunk;
+  const int end = min(first + kReverseChunk, p.width);
+#pragma unroll 4
+  for (int i = first + static_cast<int>(threadIdx.x); i < end; i += kReverseThreads) {
+    const float negated = -key_to_float(order_key(p.dtype, items.bits(i)));
+    const float raised = negated == INFINITY ? NAN : nextafterf(negated, INFINITY);
+    reversed[i] = isnan(negated) ? -INFINITY : raised;
+  }
+}
 
 static __global__ void __launch_bounds__(kListThreads) list_items(const __grid_constant__ TopkItemsParams p) {
   ptx::grid_take_over();

@@ -1,4 +1,4 @@
-// Launches the kernels that list and sort selected items.
+// Launches the kernels that reverse scores, and list and sort selected items.
 #include "core/launch.cuh"
 #include "gvr_topk/launch.h"
 #include "topk_items/kernel.cuh"
@@ -14,6 +14,14 @@ cudaError_t sort(const TopkItemsParams& params, const LaunchTarget& target) {
 }
 
 }  // namespace topk_items
+
+cudaError_t launch_reverse(const TopkItemsParams& params, cudaStream_t stream) {
+  using namespace topk_items;
+  const int chunks = (params.width + kReverseChunk - 1) / kReverseChunk;
+  const LaunchConfig config(dim3(static_cast<uint32_t>(int64_t{params.rows} * chunks)), dim3(kReverseThreads),
+                            0, 1, LaunchTarget{stream, false, nullptr});
+  return launch_kernel<reverse_scores>(config, params, chunks);
+}
 
 cudaError_t launch_topk_items(const TopkItemsParams& params, cudaStream_t stream) {
   using namespace topk_items;
