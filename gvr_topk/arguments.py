@@ -185,11 +185,11 @@ class InBlocksArguments(NamedTuple):
 class TopkItemsArguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.topk_items``, in the order of its schema.
 
-    It selects as many items of each row of `logits` as `values` has columns, and writes them.
+    It selects as many items of each row of `logits` as `indices` has columns, and writes them.
 
     Attributes
     ----------
-    values, indices : Tensor, ``[rows, k]``, contiguous, of the dtype of `logits` and int64
+    indices, values : Tensor, ``[rows, k]``, contiguous, int64 and of the dtype of `logits`
     order : int
         One of `ItemOrder`. Equal values, and NaN among themselves, stand by ascending indices. At most
         `MAX_SORTED_ITEMS` items are sorted.
@@ -200,8 +200,8 @@ class TopkItemsArguments(NamedTuple):
     """
 
     logits: Tensor
-    values: Output
     indices: Output
+    values: Output | None = None
     order: int = 0
     largest: int = 1
     candidates: Tensor | None = None
@@ -708,15 +708,16 @@ def check_topk_items(a: TopkItemsArguments) -> None:
     """Refuse every argument of the op that selects items whose effect on the device would be undefined."""
     TOPK.score_rows(a.logits)
     rows, width = a.logits.shape
-    TOPK.tensor("values", a.values, a.logits, a.logits.dtype, (rows, None))
-    TOPK.contiguous("values", a.values)
-    k = a.values.shape[1]
-    TOPK.tensor("indices", a.indices, a.logits, torch.int64, (rows, k))
+    TOPK.tensor("indices", a.indices, a.logits, torch.int64, (rows, None))
     TOPK.contiguous("indices", a.indices)
+    k = a.indices.shape[1]
+    if a.values is not None:
+        TOPK.tensor("values", a.values, a.logits, a.logits.dtype, (rows, k))
+        TOPK.contiguous("values", a.values)
     TOPK.integer("order", a.order, 0, len(ItemOrder) - 1)
     most = width if a.order == ItemOrder.AS_GIVEN or width <= MAX_SORTED_ITEMS else MAX_SORTED_ITEMS
     if k > most:
-        raise TOPK.fail("values", f"at most {most} columns", k)
+        raise TOPK.fail("indices", f"at most {most} columns", k)
     TOPK.integer("largest", a.largest, 0, 1)
     TOPK.row_table("candidates", a.candidates, a.logits, torch.int64, width)
     TOPK.memory(a)

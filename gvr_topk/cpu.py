@@ -316,11 +316,11 @@ def in_blocks(a: InBlocksArguments) -> None:
 def topk_items(a: TopkItemsArguments) -> None:
     """Serve one call of the op that selects items; CPU tensors only."""
     check_topk_items(a)
-    if a.values.numel() == 0:
+    if a.indices.numel() == 0:
         return
     keys = order_key(a.logits)
     ranked = keys if a.largest else _KEY_BITS - keys
-    index = largest(ranked, ranked >= 0, a.values.shape[1])
+    index = largest(ranked, ranked >= 0, a.indices.shape[1])
     values = a.logits.gather(1, index)
     if a.candidates is not None:
         index = a.candidates.gather(1, index)
@@ -328,5 +328,6 @@ def topk_items(a: TopkItemsArguments) -> None:
         keys = order_key(values)
         order = keys.argsort(dim=1, descending=a.order == ItemOrder.DESCENDING, stable=True)
         values, index = values.gather(1, order), index.gather(1, order)
-    a.values.copy_(values)
+    if a.values is not None:
+        a.values.copy_(values)
     a.indices.copy_(index)

@@ -249,7 +249,7 @@ def topk_mask(
             [ True,  True]])
     """
     rows, k, axis = _checked(_MASK, input, k, dim, low=0)
-    chosen = _topk(rows.detach(), k, axis, _MASK.flag("largest", largest), False).indices
+    chosen = _positions(rows.detach(), k, axis, _MASK.flag("largest", largest))
     if out is None:
         out = torch.zeros(input.shape, dtype=torch.bool, device=input.device)
     else:
@@ -332,17 +332,11 @@ def _topk(input: Tensor, k: int, dim: int, largest: bool, sorted: bool) -> TopkR
 
 def _items(scores: Tensor, k: int, largest: bool, sorted: bool) -> tuple[Tensor, Tensor]:
     """Select items along the last dimension with the op; returns values and int64 indices."""
-    rows = scores if scores.dim() == 2 else scores.reshape(-1, scores.shape[-1])
-    if rows.stride(-1) != 1:
-        rows = rows.contiguous()
-    candidates = None
-    if rows.shape[1] > MAX_WIDTH:
-        candidates = _candidates(rows, k, largest)
-        rows = rows.gather(1, candidates)
-    order = ItemOrder.AS_GIVEN
+    rows, order = _rows(scores), ItemOrder.AS_GIVEN
     if sorted and k <= MAX_SORTED_ITEMS:
         order = ItemOrder.DESCENDING if largest else ItemOrder.ASCENDING
-    values, indices = _select(rows, k, largest, order, candidates)
+    values = rows.new_empty(rows.shape[0], k)
+    indices = _select(rows, k, largest, order, values)
     if sorted and k > MAX_SORTED_ITEMS:
         # The smallest index stands first, so a stable sort of the values leaves equal ones in order.
         by_value = _order(values, 1, largest)
@@ -351,6 +345,22 @@ def _items(scores: Tensor, k: int, largest: bool, sorted: bool) -> tuple[Tensor,
         return values, indices
     shape = (*scores.shape[:-1], k)
     return values.reshape(shape), indices.reshape(shape)
+
+
+def _positions(input: Tensor, k: int, dim: int, largest: bool) -> Tensor:
+    """Ascending indices of the `k` best elements along a dimension, int64."""
+    scores = input.movedim(dim, -1)
+    if op_serves(scores, k):
+        chosen = _select(_rows(scores), k, largest).reshape(*scores.shape[:-1], k)
+    else:
+        chosen = _by_sorting(scores, k, largest, ascending=True)
+    return chosen.movedim(-1, dim)
+
+
+def _rows(scores: Tensor) -> Tensor:
+    """Scores as rows that lie densely, ``[rows, width]``."""
+    rows = scores if scores.dim() == 2 else scores.reshape(-1, scores.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def _by_sorting(scores: Tensor, k: int, largest: bool, ascending: bool) -> Tensor:
@@ -387,33 +397,34 @@ def _select(
     k: int,
     largest: bool,
     order: ItemOrder = ItemOrder.AS_GIVEN,
-    candidates: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Run the op, of whose arguments `TopkItemsArguments` tells; returns values and int64 indices."""
-    values = rows.new_empty(rows.shape[0], k)
-    indices = torch.empty_like(values, dtype=torch.int64)
-    launch(TopkItemsArguments(rows, values, indices, int(order), int(largest), candidates))
-    return values, indices
+    values: Tensor | None = None,
+) -> Tensor:
+    """Run the op, of whose arguments `TopkItemsArguments` tells; returns int64 indices."""
+    candidates: Tensor | None = None
+    while rows.shape[1] > MAX_WIDTH:
+        best = _best_of_pieces(rows, k, largest)
+        rows = rows.gather(1, best)
+        candidates = best if candidates is None else candidates.gather(1, best)
+    indices = rows.new_empty((rows.shape[0], k), dtype=torch.int64)
+    launch(TopkItemsArguments(rows, indices, values, int(order), int(largest), candidates))
+    return indices
 
 
-def _candidates(rows: Tensor, k: int, largest: bool) -> Tensor:
-    """Ascending indices of items that may be among the `k` best of rows longer than the op takes, int64.
+def _best_of_pieces(rows: Tensor, k: int, largest: bool) -> Tensor:
+    """Ascending indices of the `k` best of every piece of rows that are longer than the op takes, int64.
 
-    The best of a row are among the best of its pieces, so those of every piece are candidates, until
-    they are no more than the op takes. Both are listed by ascending position, so the smallest positions win
+    The best of a row are among them. Both are listed by ascending position, so the smallest positions win
     among equal scores, as within one piece.
     """
     count, width = rows.shape
     whole = width - width % MAX_WIDTH
-    best = _select(rows[:, :whole].reshape(-1, MAX_WIDTH), k, largest)[1].reshape(count, -1, k)
+    best = _select(rows[:, :whole].reshape(-1, MAX_WIDTH), k, largest).reshape(count, -1, k)
     starts = torch.arange(0, whole, MAX_WIDTH, device=rows.device)
     candidates = (best + starts[:, None]).flatten(1)
-    if whole < width:
-        rest = _select(rows[:, whole:], min(k, width - whole), largest)[1] + whole
-        candidates = torch.cat((candidates, rest), 1)
-    if candidates.shape[1] <= MAX_WIDTH:
+    if whole == width:
         return candidates
-    return candidates.gather(1, _candidates(rows.gather(1, candidates), k, largest))
+    rest = _select(rows[:, whole:], min(k, width - whole), largest) + whole
+    return torch.cat((candidates, rest), 1)
 
 
 def _order(values: Tensor, dim: int, largest: bool) -> Tensor:

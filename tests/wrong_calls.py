@@ -360,24 +360,24 @@ def in_blocks_arguments(device: str, changes: dict[str, Any]) -> InBlocksArgumen
 def items_arguments(device: str, changes: dict[str, Any]) -> TopkItemsArguments:
     """One valid call of the op that selects items: three of each of two rows of 64 scores, sorted."""
     indices, candidates = (zeros(device, 2, n, dtype=torch.int64) for n in (3, 64))
-    valid = TopkItemsArguments(floats(device, 2, 64), floats(device, 2, 3), indices, 1, 0, candidates)
+    valid = TopkItemsArguments(floats(device, 2, 64), indices, floats(device, 2, 3), 1, 0, candidates)
     return valid._replace(**changes)
 
 
 WRONG_ITEMS: list[Row] = [
     *SCORE_ROWS,
-    ("values: wanted dtype float32, got int32", i32(2, 3)),
-    ("values: wanted dtype bfloat16, got float32", {"logits": Zeros(torch.bfloat16, (2, 64))}),
-    ("values: wanted shape [2, any], got [3, 3]", f32(3, 3)),
-    ("values: wanted contiguous rows, got strides (4, 1)", f32(2, 3, strides=(4, 1))),
-    ("indices: wanted shape [2, 3], got [2, 4]", i64(2, 4)),
+    ("indices: wanted shape [2, any], got [3, 3]", i64(3, 3)),
     ("indices: wanted dtype int64, got int32", i32(2, 3)),
     ("indices: wanted contiguous rows, got strides (0, 1)", i64(2, 3, strides=(0, 1))),
+    ("values: wanted dtype float32, got int32", i32(2, 3)),
+    ("values: wanted dtype bfloat16, got float32", {"logits": Zeros(torch.bfloat16, (2, 64))}),
+    ("values: wanted shape [2, 3], got [2, 4]", f32(2, 4)),
+    ("values: wanted contiguous rows, got strides (4, 1)", f32(2, 3, strides=(4, 1))),
     *each("order", "0 to 2", -1, 3),
     *(
         (
-            f"values: wanted at most {most} columns, got {most + 1}",
-            {"logits": f32(1, width), "values": f32(1, most + 1), "indices": i64(1, most + 1)}
+            f"indices: wanted at most {most} columns, got {most + 1}",
+            {"logits": f32(1, width), "values": None, "indices": i64(1, most + 1)}
             | {"order": order, "candidates": None},
         )
         for most, width, order in ((64, 64, 0), (64, 64, 2), (MAX_SORTED_ITEMS, 9000, 1))

@@ -13,22 +13,22 @@ TopkItemsParams make_params(const TopkItemsArguments& a) {
   p.scores = a.logits.data_ptr();
   p.scores_stride = a.logits.stride(0);
   p.candidates = pointer<const int64_t>(a.candidates);
-  p.values = a.values.data_ptr();
+  p.values = pointer<void>(a.values);
   p.indices = static_cast<int64_t*>(a.indices.data_ptr());
   p.rows = static_cast<int32_t>(a.logits.size(0));
   p.width = static_cast<int32_t>(a.logits.size(1));
-  p.k = static_cast<int32_t>(a.values.size(1));
+  p.k = static_cast<int32_t>(a.indices.size(1));
   p.order = static_cast<ItemOrder>(a.order);
   p.dtype = dtype_of(a.logits);
   return p;
 }
 
 // The parameters of a launch that selects in whole rows without a state, by what is largest or smallest.
-TopkParams selection_of(const TopkItemsParams& items, int32_t* positions, const int32_t* lengths) {
+TopkParams selection_of(const TopkItemsParams& items, int32_t* positions) {
   TopkParams p{};
   const bool reverses = items.reversed != nullptr;
   p.logits = reverses ? items.reversed : items.scores;
-  p.seq_lens = lengths;
+  p.seq_lens = items.lengths;
   p.logits_stride = reverses ? items.reversed_stride : items.scores_stride;
   p.width = items.width;
   p.k = items.k;
@@ -51,19 +51,16 @@ void topk_items(const TopkItemsArguments& a) {
   const int device = a.logits.get_device();
   const DeviceGuard guard(device);
   const CallTarget target(device);
-  if (a.largest == 0) items.reversed_stride = (int64_t{items.width} + 3) / 4 * 4;
+  const bool reverses = a.largest == 0;
+  if (reverses) items.reversed_stride = (int64_t{items.width} + 3) / 4 * 4;
   const GivenTensor workspace = make_workspace(rows * items.reversed_stride + count + rows, device);
-  auto* const words = static_cast<int32_t*>(workspace.data_ptr());
-  int32_t* const positions = words + rows * items.reversed_stride;
-  int32_t* const lengths = positions + count;
-  if (a.largest == 0) {
-    items.reversed = static_cast<float*>(workspace.data_ptr());
-    require_launched(launch_reverse(items, target.stream));
-  }
-  // Lengths above the width count as the width, and four such bytes are above every width.
-  require_launched(cudaMemsetAsync(lengths, 0x7f, sizeof(int32_t) * rows, target.stream));
-  const TopkParams p = selection_of(items, positions, lengths);
-  launch_decode(p, on_gpu({p.rows, p.width, p.k, p.dtype}, p, target), target, false);
+  if (reverses) items.reversed = static_cast<float*>(workspace.data_ptr());
+  int32_t* const positions = static_cast<int32_t*>(workspace.data_ptr()) + rows * items.reversed_stride;
+  items.lengths = positions + count;
+  require_launched(launch_preparation(items, target.stream));
+  const TopkParams p = selection_of(items, positions);
+  // Its launch is hidden behind one that is short. Behind a long one its CTAs would crowd on few SMs.
+  launch_decode(p, on_gpu({p.rows, p.width, p.k, p.dtype}, p, target), target, !reverses);
   items.positions = positions;
   items.positions_stride = p.k;
   require_launched(launch_topk_items(items, target.stream));

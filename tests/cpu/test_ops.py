@@ -443,12 +443,15 @@ def test_items_in_every_order(order: ItemOrder, largest: int, wanted: list[int])
     rows, names = torch.tensor([[NAN, 4.0, 0.5, 4.0, 1.0]]), torch.tensor([[5, 6, 7, 8, 9]])
     values, indices = torch.empty(1, 4), torch.empty(1, 4, dtype=torch.int64)
     for candidates in (None, names):
-        gvr_topk.ops.launch(TopkItemsArguments(rows, values, indices, int(order), largest, candidates))
+        gvr_topk.ops.launch(TopkItemsArguments(rows, indices, values, int(order), largest, candidates))
         assert indices.tolist() == [[index + 5 * (candidates is names) for index in wanted]]
         assert torch.equal(values.nan_to_num(nan=7.25), rows[:, wanted].nan_to_num(nan=7.25))
+        alone = torch.empty_like(indices)
+        gvr_topk.ops.launch(TopkItemsArguments(rows, alone, None, int(order), largest, candidates))
+        assert torch.equal(alone, indices)
 
 
 def test_items_of_no_rows_and_no_items() -> None:
     for rows, width, k in ((0, 3, 2), (2, 3, 0), (2, 0, 0)):
         values, indices = torch.ones(rows, k), torch.ones(rows, k, dtype=torch.int64)
-        gvr_topk.ops.launch(TopkItemsArguments(torch.ones(rows, width), values, indices, 1))
+        gvr_topk.ops.launch(TopkItemsArguments(torch.ones(rows, width), indices, values, 1))

@@ -46,7 +46,10 @@ def compare_items(scores: Tensor, k: int, order: ItemOrder, largest: bool, names
         scores, names = (each if each is None else each.to(device) for each in (scores, names))
         values = torch.empty(len(scores), k, dtype=scores.dtype, device=device)
         indices = torch.empty(len(scores), k, dtype=torch.int64, device=device)
-        launch(TopkItemsArguments(scores, values, indices, int(order), int(largest), names))
+        launch(TopkItemsArguments(scores, indices, values, int(order), int(largest), names))
+        alone = torch.empty_like(indices)
+        launch(TopkItemsArguments(scores, alone, None, int(order), int(largest), names))
+        assert torch.equal(alone, indices)
         results.append((values.cpu(), indices.cpu()))
     (values, indices), (wanted, places) = results
     bits = {2: torch.int16, 4: torch.int32}[scores.element_size()]
@@ -162,12 +165,13 @@ def test_a_replayed_graph_selects_afresh_and_nothing_waits_for_the_device(k: int
             assert torch.equal(got, wanted)
 
 
+@BOTH
 @pytest.mark.parametrize("sorted", [False, True])
-def test_a_call_is_three_launches(sorted: bool) -> None:
+def test_a_call_is_three_launches(sorted: bool, largest: bool) -> None:
     given = torch.randn(64, 131_072, device="cuda", generator=draw(5))
-    topk(given, 50, sorted=sorted)
+    topk(given, 50, sorted=sorted, largest=largest)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        topk(given, 50, sorted=sorted)
+        topk(given, 50, sorted=sorted, largest=largest)
         torch.cuda.synchronize()
     kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     if not kernels:

@@ -40,8 +40,9 @@ cudaError_t launch_sharded(const ShardedParams& params, cudaStream_t stream);
 // kernel before it ends.
 cudaError_t launch_topk_items(const TopkItemsParams& params, cudaStream_t stream);
 
-// Launches the kernel that makes numbers of scores whose largest are the smallest of the scores.
-cudaError_t launch_reverse(const TopkItemsParams& params, cudaStream_t stream);
+// Launches the kernel that makes what the selection of these items needs: lengths, and reversed scores if
+// they have a place.
+cudaError_t launch_preparation(const TopkItemsParams& params, cudaStream_t stream);
 
 // Stores how many of the plan's clusters can be on the SMs of the stream's context at once; 0 means that such
 // a launch would fail.

@@ -288,9 +288,10 @@ struct TopkItemsParams {
   const int32_t* positions;  // [rows, k]: of the selected items, ascending
   int64_t positions_stride;
   const int64_t* candidates;  // [rows, width] or null: the index of each position
-  void* values;               // [rows, k]
+  void* values;               // [rows, k] or null
   int64_t* indices;           // [rows, k]
-  float* reversed;            // [rows, width], `reversed_stride` elements between rows: see launch_reverse
+  int32_t* lengths;           // [rows]: `width`, for the launch that selects
+  float* reversed;  // [rows, width] or null: numbers to select the smallest scores by, from the largest down
   int64_t reversed_stride;
   int32_t rows, width, k;
   ItemOrder order;  // other than as given for at most kMaxSortedItems

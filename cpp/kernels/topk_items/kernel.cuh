@@ -2,8 +2,9 @@
 // by ascending position, so a stable sort leaves equal values in the order of their positions.
 //
 // Grid: a CTA for each row (`sort_items`), a warp for each row of few items (`sort_few`), or a thread for
-// each item that stays where it is (`list_items`). Where the smallest are selected, a CTA for each chunk of a
-// row makes numbers to select by first (`reverse_scores`).
+// each item that stays where it is (`list_items`). Ahead of the selection a thread for each row writes its
+// length (`fill_lengths`), or where the smallest are selected, a CTA for each chunk of a row makes numbers to
+// select by, too (`reverse_scores`).
 #pragma once
 
 #include <cub/block/block_radix_sort.cuh>
@@ -46,16 +47,25 @@ struct RowItems {
 
   GVR_DEVICE void write(int place, int32_t position) const {
     const int64_t at = row * p.k + place;
-    const uint32_t value = position < 0 ? kLast : bits(position);
-    if (p.dtype == Dtype::kFloat32) {
-      static_cast<uint32_t*>(p.values)[at] = value;
-    } else {
-      static_cast<uint16_t*>(p.values)[at] = static_cast<uint16_t>(value);
+    if (p.values != nullptr) {
+      const uint32_t value = position < 0 ? kLast : bits(position);
+      if (p.dtype == Dtype::kFloat32) {
+        static_cast<uint32_t*>(p.values)[at] = value;
+      } else {
+        static_cast<uint16_t*>(p.values)[at] = static_cast<uint16_t>(value);
+      }
     }
     const bool is_named = p.candidates != nullptr && position >= 0;
     p.indices[at] = is_named ? p.candidates[row * p.width + position] : position;
   }
 };
+
+static __global__ void __launch_bounds__(kListThreads)
+    fill_lengths(const __grid_constant__ TopkItemsParams p) {
+  ptx::grid_take_over();
+  const int64_t row = int64_t{blockIdx.x} * kListThreads + threadIdx.x;
+  if (row < p.rows) p.lengths[row] = p.width;
+}
 
 // Numbers in the opposite order of scores, NaN below all others. Negation alone would leave NaN on top. So
 // every number moves up to the next one, which frees -inf for NaN: the largest finite number becomes +inf,
@@ -67,6 +77,7 @@ static __global__ void __launch_bounds__(kReverseThreads)
   float* const reversed = p.reversed + items.row * p.reversed_stride;
   const int first = static_cast<int>(blockIdx.x % chunks) * kReverseChunk;
   const int end = min(first + kReverseChunk, p.width);
+  if (first == 0 && threadIdx.x == 0) p.lengths[items.row] = p.width;
 #pragma unroll 4
   for (int i = first + static_cast<int>(threadIdx.x); i < end; i += kReverseThreads) {
     const float negated = -key_to_float(order_key(p.dtype, items.bits(i)));

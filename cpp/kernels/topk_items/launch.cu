@@ -1,4 +1,4 @@
-// Launches the kernels that reverse scores, and list and sort selected items.
+// Launches the kernels that prepare a selection, and list and sort selected items.
 #include "core/launch.cuh"
 #include "gvr_topk/launch.h"
 #include "topk_items/kernel.cuh"
@@ -15,11 +15,17 @@ cudaError_t sort(const TopkItemsParams& params, const LaunchTarget& target) {
 
 }  // namespace topk_items
 
-cudaError_t launch_reverse(const TopkItemsParams& params, cudaStream_t stream) {
+cudaError_t launch_preparation(const TopkItemsParams& params, cudaStream_t stream) {
   using namespace topk_items;
+  const LaunchTarget target{stream, false, nullptr};
+  if (params.reversed == nullptr) {
+    const LaunchConfig config(dim3((params.rows + kListThreads - 1) / kListThreads), dim3(kListThreads), 0, 1,
+                              target);
+    return launch_kernel<fill_lengths>(config, params);
+  }
   const int chunks = (params.width + kReverseChunk - 1) / kReverseChunk;
-  const LaunchConfig config(dim3(static_cast<uint32_t>(int64_t{params.rows} * chunks)), dim3(kReverseThreads),
-                            0, 1, LaunchTarget{stream, false, nullptr});
+  const auto ctas = static_cast<uint32_t>(int64_t{params.rows} * chunks);
+  const LaunchConfig config(dim3(ctas), dim3(kReverseThreads), 0, 1, target);
   return launch_kernel<reverse_scores>(config, params, chunks);
 }
 
