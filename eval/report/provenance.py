@@ -27,8 +27,8 @@ APART = {
 }
 """Folders of kernels, with the only files that have figures of them; these are of other kernels, too.
 
-A folder stands for those whose names begin with it, too. Stress launches kernels that sample as well, which
-each of its results says.
+A folder stands for those whose names begin with it, too. Stress launches kernels that sample and those of
+`topk` as well, which each of its results says.
 """
 DIRTY = "-dirty"
 COMMIT = re.compile(rf"(?<![0-9a-f,.])[0-9a-f]{{7,40}}(?:{DIRTY})?(?![0-9a-f,.]*[0-9a-f])")

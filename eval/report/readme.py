@@ -551,15 +551,17 @@ def stressed(files: Results) -> dict[str, Any]:
     return counted | {"source": source_of(*runs.values())}
 
 
+def _apart(configuration: Mapping[str, Any]) -> str:
+    """The folder of the kernels that a configuration launches, if they lie apart."""
+    if configuration.get("slices"):
+        return "prefill_slice"
+    return {"sample": "sampling", "topk": "topk_items"}.get(configuration.get("op", ""), "")
+
+
 def _of_today(run: Mapping[str, Any]) -> dict[str, Any]:
     """A run's results of today's kernels, where only such as lie apart have changed."""
-    same = {folder: is_of_today(run, folder) for folder in ("prefill_slice", "sampling")}
-
-    def is_same(configuration: Mapping[str, Any]) -> bool:
-        of_slices, of_sampler = bool(configuration.get("slices")), configuration.get("op") == "sample"
-        return (same["prefill_slice"] or not of_slices) and (same["sampling"] or not of_sampler)
-
-    results = [result for result in run["results"] if is_same(result["configuration"])]
+    same = {folder: is_of_today(run, folder) for folder in ("prefill_slice", "sampling", "topk_items")}
+    results = [result for result in run["results"] if same.get(_apart(result["configuration"]), True)]
     return {
         **run,
         "results": results,
