@@ -33,18 +33,6 @@ WATCHED = (
 )
 """Modules after whose import the callback is called."""
 
-_callback: Callable[[str], object] | str = ""
-
-
-def _notify(name: str) -> None:
-    """Call the callback with the name of a watched module that has run."""
-    callback = _callback
-    if isinstance(callback, str):
-        owner, _, function = callback.partition(":")
-        callback = getattr(__import__(owner, fromlist=(function,)), function)
-    callback(name)
-
-
 DISABLE = "GVR_TOPK_DISABLE"
 _NOT_SET = ("", "0", "false", "no", "off")
 
@@ -90,6 +78,8 @@ class Finder:
     Attributes
     ----------
     watched : sequence of str
+    callback : callable, str or None
+        As `install` takes it; None while nothing is watched.
     unseen : set of str
         Watched modules that have not been imported, as far as the finder knows.
     missed : str
@@ -97,6 +87,7 @@ class Finder:
     """
 
     watched: Sequence[str] = WATCHED
+    callback: ClassVar[Callable[[str], object] | str | None] = None
     unseen: ClassVar[set[str]] = set()
     missed = ""
 
@@ -150,8 +141,22 @@ class Finder:
 
     @classmethod
     def loaded(cls, name: str) -> None:
-        """Handle a watched module that has run."""
-        _notify(name)
+        """Call the callback with the name of a watched module that has run."""
+        callback = cls.callback
+        if isinstance(callback, str):
+            owner, _, function = callback.partition(":")
+            callback = getattr(__import__(owner, fromlist=(function,)), function)
+        if callback is not None:
+            callback(name)
+
+    @classmethod
+    def watch(cls, callback: Callable[[str], object]) -> None:
+        """Call `callback` for each watched module: at once if it is imported already, else once it is."""
+        cls.callback = callback
+        cls.start()
+        for name in cls.watched:
+            if name in sys.modules:
+                callback(name)
 
     @classmethod
     def start(cls) -> None:
@@ -162,6 +167,7 @@ class Finder:
 
     @classmethod
     def stop(cls) -> None:
+        cls.callback = None
         if cls in sys.meta_path:
             sys.meta_path.remove(cls)
 
@@ -187,8 +193,7 @@ def install(callback: Callable[[str], object] | str) -> None:
         Called with the name of each watched module once that has been imported. A string
         ``"module:function"`` is imported only then.
     """
-    global _callback
-    _callback = callback
+    Finder.callback = callback
     Finder.start()
 
 

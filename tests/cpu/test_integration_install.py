@@ -559,7 +559,7 @@ def test_site_runs_the_pth_file(site_folder, value):
     """Switched off too: a YAML file with our keys must stay valid then."""
     variables = {} if value is None else {"GVR_TOPK_DISABLE": value}
     assert site_start(site_folder, FIRST, **variables) == ("gvr_topk_autoload", "")
-    code = "print(gvr_topk_autoload._callback, 'gvr_topk' in sys.modules)"
+    code = "print(gvr_topk_autoload.Finder.callback, 'gvr_topk' in sys.modules)"
     called = "gvr_topk.integrations.tensorrt_llm:module_loaded False"
     assert site_start(site_folder, f"import gvr_topk_autoload; {code}", **variables) == (called, "")
 

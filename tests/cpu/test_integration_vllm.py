@@ -29,7 +29,7 @@ from gvr_topk.integrations.vllm import backend, plugin
 from gvr_topk.integrations.vllm import hook as hook_module
 from gvr_topk.integrations.vllm import prefill as prefill_module
 from gvr_topk.integrations.vllm.hook import visible
-from gvr_topk.integrations.vllm.imports import Finder
+from gvr_topk.integrations.vllm.plugin import Finder
 from gvr_topk.integrations.vllm.prefill import PrefillCall, PrefillOp
 from gvr_topk.integrations.vllm.rows import RequestStates, _prefilling, owners_of_rows
 from gvr_topk.integrations.vllm.upstream import ENGINE, WATCHED

@@ -221,10 +221,7 @@ def install() -> bool:
     bool
         False when the integration is switched off or was refused.
     """
-    gvr_topk_autoload.install(module_loaded)
-    for name in gvr_topk_autoload.WATCHED:
-        if name in sys.modules:
-            module_loaded(name)
+    gvr_topk_autoload.Finder.watch(module_loaded)
     return not _integration.refused and not environment.disabled()
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+import gvr_topk_autoload
 from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations._kit.counters import Snapshot
 from gvr_topk.integrations._kit.environment import Mode
@@ -26,7 +27,6 @@ from gvr_topk.integrations._kit.transaction import Transaction
 from gvr_topk.integrations.vllm.dcp import DcpHook
 from gvr_topk.integrations.vllm.drafts import DraftsHook
 from gvr_topk.integrations.vllm.hook import LayerHook
-from gvr_topk.integrations.vllm.imports import unwatch, watch
 from gvr_topk.integrations.vllm.logprobs import LogprobsHook
 from gvr_topk.integrations.vllm.metrics import CallMetrics
 from gvr_topk.integrations.vllm.sampler import MasksHook, SamplerHook
@@ -53,6 +53,7 @@ from gvr_topk.integrations.vllm.upstream import (
     TOPK_SCORES,
     V1_RUNNER_MODULE,
     VERIFY_DRAFTS,
+    WATCHED,
 )
 from gvr_topk.policy import no_kernels_reason
 
@@ -73,6 +74,12 @@ OPTIONAL: tuple[tuple[str, Callable[[], bool], tuple[PatchPoint, ...]], ...] = (
     ("masks", _asks_for_sampler, (MASKS,)),
 )
 """What else may be replaced: its name, whether it is asked for, and its points."""
+
+
+class Finder(gvr_topk_autoload.Finder):
+    """Watches for the modules that are patched, and imports none of them: other models may not need them."""
+
+    watched = WATCHED
 
 
 class _Unlike(RuntimeError):
@@ -117,7 +124,7 @@ class _Integration:
             self.metrics.open()
         except (ImportError, ValueError) as error:
             self.say("info", f"no metric in vLLM's registry: {error}")
-        watch(self.module_loaded)
+        Finder.watch(self.module_loaded)
 
     def module_loaded(self, name: str) -> None:
         """Patch what a loaded module offers; take everything back if it does not fit."""
@@ -191,7 +198,7 @@ class _Integration:
         ENGINE.leave(self.say, reason, off)
 
     def stop(self) -> None:
-        unwatch()
+        Finder.stop()
         self.patches.rollback()
         self.metrics.close()
 
