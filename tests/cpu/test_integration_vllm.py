@@ -201,14 +201,15 @@ def test_prefill_in_other_layouts_is_vllms(serving):
         wanted = sorted_topk(arguments[0].float(), ends, 8)
         assert torch.equal(arguments[3].int().sort(1).values, wanted.sort(1).values)
     assert calls() == {("original", "prefill layout"): len(others), (OURS, "prefill"): 1}
-    hook = plugin._integration.hook._prefill
+    hook = plugin._integration.hook.prefill
     wide = torch.empty((1, 2**21 + 1), device="meta")
-    op = prefill_op()
     for scores, rows, k in ((wide, 1, 8), (logits, 3, 8), (logits, 2, 9), (logits[0], 2, 8)):
         strides = (*scores.stride(), 1)[:2]
-        assert not hook.select(PrefillCall(scores, starts, ends, out, rows, *strides, k), op)
-    assert not hook.select(PrefillCall(logits, starts, ends, out[0], 1, 128, 1, 8), op)
-    assert hook.select(PrefillCall(logits, starts, ends, out, 2, 128, 1, 8), op)  # none of them was an error
+        assert hook.reason_against(PrefillCall(scores, starts, ends, out, rows, *strides, k)) == "layout"
+    few = (logits[:1], starts, ends, out), (logits, starts[:1], ends, out), (logits, starts, ends, out[0])
+    for tensors in few:
+        assert hook.reason_against(PrefillCall(*tensors, 2, 128, 1, 8)) == "layout"
+    assert hook.reason_against(PrefillCall(*served)) == ""
 
 
 def test_prefill_op_that_has_changed(log, monkeypatch):

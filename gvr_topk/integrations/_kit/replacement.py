@@ -30,6 +30,16 @@ def empty_limits(logits: Tensor) -> Tensor:
     return torch.empty((len(logits), LIMIT_WORDS), dtype=torch.int32, device=logits.device)
 
 
+class OpInPlace:
+    """Stands in the place of an op, whose attributes it has; a subclass can be called."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
 class Replacement(ABC, Generic[Call]):
     """Serves calls of one function in one process of an engine."""
 
@@ -51,12 +61,12 @@ class Replacement(ABC, Generic[Call]):
         def replaced(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():  # what is traced is called without Python
                 return original(*args, **kwargs)
-            results = self._results(lambda: original(*args, **kwargs), args, kwargs)
+            results = self.results(lambda: original(*args, **kwargs), args, kwargs)
             return original(*args, **kwargs) if results is None else results
 
         return replaced
 
-    def _results(self, original: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def results(self, original: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Compute one call with our op; None when the engine has to do it, and the reason is counted."""
         reason = self._switch.failed
         if not reason:
@@ -70,8 +80,9 @@ class Replacement(ABC, Generic[Call]):
         if reason:
             self._count(ORIGINAL, f"{self.reason} {reason}")
             return None
-        self._count(OURS, self.reason)
-        self._switch.announce(lambda: self.announcement(call))
+        self._count(OURS, self.counted(call))
+        if not self._switch.announced:  # pragma: no mutate: `announce` asks, too; here it saves a function
+            self._switch.announce(lambda: self.announcement(call))
         return results
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
@@ -86,6 +97,10 @@ class Replacement(ABC, Generic[Call]):
     @abstractmethod
     def run(self, call: Call, original: Callable[[], Any]) -> Any:
         """Compute a call, and compare it with the original if that is asked for."""
+
+    def counted(self, call: Call) -> str:
+        """Return the reason that is counted for a call that our op has computed."""
+        return self.reason
 
     @abstractmethod
     def announcement(self, call: Call) -> str:

@@ -12,7 +12,7 @@ class Switch:
 
     The log calls these calls `kind`, which is empty for the main kind of an engine, and the engine's function
     for them `own`, by default its top-k of that kind. `failed` is the reason for the counters once our op has
-    failed, and empty before.
+    failed, and empty before; `announced` says whether the log knows that the calls are ours.
     """
 
     def __init__(self, engine: str, say: Say, kind: str = "", own: str = "") -> None:
@@ -21,7 +21,7 @@ class Switch:
         self._say = say
         self._kind = kind
         self._own = own or f"{kind} top-k".strip()
-        self._announced = False
+        self.announced = False
 
     def fail(self, error: Exception, what: str = "fell back") -> str:
         """Leave all further calls to the engine; return the reason for the counters.
@@ -38,6 +38,6 @@ class Switch:
 
     def announce(self, text: Callable[[], str]) -> None:
         """Log once, at the first call that was computed, that these calls are ours."""
-        if not self._announced:
-            self._announced = True
+        if not self.announced:
+            self.announced = True
             self._say("info", f"on: {text()}")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from gvr_topk.integrations._kit.replacement import OpInPlace
 from gvr_topk.integrations._kit.signatures import argument
 
 PLAIN = "cuda_radix"
@@ -35,17 +36,14 @@ Select = Callable[[Selection, Callable[[], Any]], bool]
 """Takes a selection, and what lets TensorRT-LLM do it; returns False when TensorRT-LLM has to."""
 
 
-class DecodeOp:
-    """Callable in place of ``torch.ops.trtllm.indexer_topk_decode``; all attributes are the original's."""
+class DecodeOp(OpInPlace):
+    """Callable in place of ``torch.ops.trtllm.indexer_topk_decode``."""
 
     def __init__(self, original: Any, select: Select) -> None:
-        self._original = original
+        super().__init__(original)
         self._select = select
         arguments = original.default._schema.arguments
         self._default_topk = next(a.default_value for a in arguments if a.name == "index_topk")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
 
     def __call__(self, logits: Tensor, seq_lens: Tensor, indices: Tensor, *args: Any, **kwargs: Any) -> None:
         hinted = argument(args, kwargs, 2, "pre_idx", None) is not None

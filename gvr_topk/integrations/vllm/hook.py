@@ -33,7 +33,7 @@ from gvr_topk.integrations.vllm.backend import BackendSwitch, backend_of
 from gvr_topk.integrations.vllm.candidates import CandidatesHook
 from gvr_topk.integrations.vllm.dcp import DcpHook
 from gvr_topk.integrations.vllm.metrics import CallMetrics
-from gvr_topk.integrations.vllm.prefill import PrefillCall, PrefillHook, PrefillOp
+from gvr_topk.integrations.vllm.prefill import PrefillHook
 from gvr_topk.integrations.vllm.rows import ATTRIBUTE, RequestStates, Rows
 from gvr_topk.integrations.vllm.slices import SlicesHook
 from gvr_topk.integrations.vllm.upstream import (
@@ -68,10 +68,10 @@ class LayerHook:
         self._say = say
         self._switch = BackendSwitch(mode, say)
         self._verifier = Verifier.if_asked_for(ENGINE.name, say)
-        self._prefill = PrefillHook(metrics, mode, say, self._verifier)
         self.candidates = CandidatesHook(metrics, mode, say)
         self.dcp: DcpHook | None = None  # where it is asked for
         self.slices = SlicesHook(lambda: getattr(self._local, "layer", None), say)
+        self.prefill = PrefillHook(metrics, mode, say, self.slices.note_selection)
         self._states: weakref.WeakKeyDictionary[Any, RequestStates | None] = weakref.WeakKeyDictionary()
         self._layers: set[str] = set()
         self._local = threading.local()
@@ -87,12 +87,12 @@ class LayerHook:
         @functools.wraps(original)
         def build(builder: Any, *args: Any, **kwargs: Any) -> Any:
             # The setting is about the decode top-k. Whoever chose another one wants vLLM's others, too.
-            self._prefill.backend = self.candidates.backend = backend_of(builder)
+            self.prefill.backend = self.candidates.backend = backend_of(builder)
             if self.dcp is not None:
                 self.dcp.note_builder(builder)
             self._layers.update(getattr(builder, "layer_names", ()))
             make = functools.partial(original, builder, *args, **kwargs)
-            metadata = self.slices.build(builder, make) if self._prefill.takes_slices else make()
+            metadata = self.slices.build(builder, make) if self.prefill.takes_slices else make()
             self._after_build(builder, argument(args, kwargs, 1, "common_attn_metadata", None), metadata)
             return metadata
 
@@ -131,15 +131,6 @@ class LayerHook:
             return None if self.select(stage, call, original) else original(stage, *call)
 
         return forward
-
-    def wrap_prefill(self, original: Any) -> PrefillOp:
-        """Make the replacement of ``torch.ops._C.top_k_per_row_prefill``."""
-
-        def select(call: PrefillCall, original: Any) -> bool:
-            self.slices.note_selection()
-            return self._prefill.select(call, original)
-
-        return PrefillOp(original, select)
 
     def select(self, stage: Any, call: Call, original: Callable[..., Any]) -> bool:
         """Run one selection with our op; `original` is vLLM's ``SparseIndexerTopk.forward``, to compare.

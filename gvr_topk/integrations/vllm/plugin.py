@@ -182,7 +182,7 @@ class _Integration:
         if finding.status == "later":  # this vLLM has no kernels, or has other names for them
             self.say("warning", f"prefill top-k stays vLLM's own: wanted the op {PREFILL.name}, got none")
             return False
-        self.patches.wrap(torch, PREFILL.name.removeprefix("torch."), hook.wrap_prefill)
+        self.patches.wrap(torch, PREFILL.name.removeprefix("torch."), hook.prefill.wrap)
         return True
 
     def _wrap_method(self, module: ModuleType, point: PatchPoint, wrap: Any) -> None:
