@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -25,15 +26,7 @@ class Transaction:
     def set_attribute(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute; the undo removes it if the owner only inherited it before."""
         before = vars(owner).get(name, _ABSENT)
-
-        def undo() -> None:
-            if before is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
-
-        setattr(owner, name, value)
-        self._undo.append(undo)
+        self._change(before, value, partial(setattr, owner, name), partial(delattr, owner, name))
 
     def wrap(self, module: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         """Replace what a dotted name means in a module by `wrap` of it."""
@@ -44,15 +37,13 @@ class Transaction:
     def set_item(self, mapping: MutableMapping[Any, Any], key: Any, value: Any) -> None:
         """Set an entry of a mapping."""
         before = mapping.get(key, _ABSENT)
+        self._change(before, value, partial(mapping.__setitem__, key), partial(mapping.__delitem__, key))
 
-        def undo() -> None:
-            if before is _ABSENT:
-                del mapping[key]
-            else:
-                mapping[key] = before
-
-        mapping[key] = value
-        self._undo.append(undo)
+    def _change(
+        self, before: Any, value: Any, put: Callable[[Any], None], remove: Callable[[], None]
+    ) -> None:
+        put(value)
+        self._undo.append(remove if before is _ABSENT else partial(put, before))
 
     def rollback(self) -> None:
         """Undo everything, newest first; one failing undo does not keep the others from running."""
