@@ -91,12 +91,6 @@ class ConfigFileError(ConfigError):
     """There is no file to check: it is missing, or cannot be read."""
 
 
-class _Strict(BaseModel):
-    """A section whose every key is known: an unknown one is an error."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
 class _Theirs(BaseModel):
     """A section of TensorRT-LLM: the keys that this package reads are checked, others are carried along."""
 
@@ -117,8 +111,8 @@ class SparseAttentionConfig(_Theirs):
     enable_heuristic_topk: bool = False
 
 
-class GvrTopkConfig(_Strict):
-    """``gvr_topk``: our own optional section. Every default is right for serving.
+class GvrTopkConfig(BaseModel):
+    """``gvr_topk``: our own optional section, without any other key. Every default is right for serving.
 
     Attributes
     ----------
@@ -143,6 +137,8 @@ class GvrTopkConfig(_Strict):
         Most CTAs per row, for GPUs shared with long-running communication or prefill kernels; 0 sets no cap.
         See `gvr_topk.indexer_topk_decode`.
     """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     hint_offset: int = Field(default=0, ge=-HINT_OFFSET_LIMIT, le=HINT_OFFSET_LIMIT)
     min_length: int | None = Field(default=None, ge=1, le=MAX_WIDTH)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +20,7 @@ from gvr_topk.state import TopkState
 
 FORWARD_CONTEXT = "sglang.srt.model_executor.forward_context"
 
-
-class RowState(NamedTuple):
-    """The state of a call, and the slot of each row in it."""
-
-    state: TopkState | None
-    row_slot: Tensor | None
-
-
-NO_STATE = RowState(None, None)
+NO_STATE = (None, None)
 
 
 class _Pass:
@@ -79,7 +71,7 @@ class Requests:
         finally:
             self._current = outer
 
-    def rows(self, score: Tensor, k: int) -> RowState:
+    def rows(self, score: Tensor, k: int) -> tuple[TopkState | None, Tensor | None]:
         """Return state and slots of a call's rows; `NO_STATE` if the requests of the rows are not known."""
         if self._current is None or self._stateless:
             return NO_STATE
@@ -89,7 +81,7 @@ class Requests:
                 return NO_STATE
             in_capture = capturing(score.device)
             state = self._state(indexer, batch, score, k, in_capture)
-            return NO_STATE if state is None else RowState(state, self._row_slot(indexer, batch, in_capture))
+            return NO_STATE if state is None else (state, self._row_slot(indexer, batch, in_capture))
         except Exception as error:  # without a state the result is the same
             self._stateless = True
             self._say("warning", f"without state from now on: {one_line(error)}")
