@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rows import DecodeRows
 
 from gvr_topk import contract, cpu
 from gvr_topk.config import parse_config
@@ -19,24 +20,6 @@ from gvr_topk.evaluation.replay import StepStats, replay, summarize, summarize_p
 from gvr_topk.evaluation.trace import shipped_trace
 
 K = 512
-
-
-class Rows:
-    """Steps whose scores drift slowly, so that hints are worth something."""
-
-    name = "rows"
-
-    def __init__(self, n: int = 20_000, steps: int = 4) -> None:
-        self.n, self.steps = n, steps
-        generator = np.random.default_rng(0)
-        self.base = generator.standard_normal(n + steps).astype(np.float32)
-        self.noise = generator.standard_normal((steps, n + steps)).astype(np.float32)
-
-    def length(self, step: int) -> int:
-        return self.n + step
-
-    def scores(self, step: int) -> np.ndarray:
-        return (self.base + 0.3 * self.noise[step])[: self.length(step)]
 
 
 def config(enabled: bool = True, **options: Any):  # type: ignore[no-untyped-def]
@@ -66,7 +49,7 @@ def test_first_step_has_no_hint_and_is_left_out_of_the_statistics() -> None:
     """Progress is told after every step, and threads are given back in the end."""
     seen: list[int] = []
     threads = torch.get_num_threads()
-    result = replay(Rows(steps=3), config(), paper=True, on_step=seen.append)
+    result = replay(DecodeRows(steps=3), config(), paper=True, on_step=seen.append)
     assert seen == [1, 2, 3] and torch.get_num_threads() == threads
     assert len(result.selected(0)) == 2
     assert [record.variants[0].hint_valid for record in result.records] == [0, K, K]
@@ -74,7 +57,7 @@ def test_first_step_has_no_hint_and_is_left_out_of_the_statistics() -> None:
 
 
 def test_each_path_carries_a_state_of_its_own_from_step_to_step() -> None:
-    rows = Rows(steps=3)
+    rows = DecodeRows(steps=3)
     result = replay(rows, config())
     assert [[row.reason for row in record.paths] for record in result.records] == [
         [HintReason.FIRST_STEP, HintReason.DISABLED, HintReason.DISABLED],
@@ -90,7 +73,7 @@ def test_a_wrong_path_is_not_called_exact(monkeypatch: pytest.MonkeyPatch) -> No
             out.copy_(out.flip(1))
 
     calls = _replace_op(monkeypatch, flip_one)
-    result = replay(Rows(steps=2), config())
+    result = replay(DecodeRows(steps=2), config())
     assert result.exact_steps == 0
     assert [call["path"] for call in calls] == ["auto", "auto", "no_hint", "radix_rounds"] * 2
 
@@ -101,7 +84,7 @@ def test_a_wrong_model_of_the_paper_is_not_called_exact(monkeypatch: pytest.Monk
         return dataclasses.replace(result, indices=result.indices[::-1])
 
     monkeypatch.setattr(replay_module, "topk_row", wrong)
-    result = replay(Rows(steps=2), config(), paper=True)
+    result = replay(DecodeRows(steps=2), config(), paper=True)
     assert all(record.exact for record in result.records) and result.exact_steps == 0
 
 
@@ -143,7 +126,7 @@ def _replace_op(monkeypatch: pytest.MonkeyPatch, change):  # type: ignore[no-unt
 )
 def test_a_wrong_result_is_not_called_exact(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     _replace_op(monkeypatch, change)
-    result = replay(Rows(steps=2), config())
+    result = replay(DecodeRows(steps=2), config())
     assert result.exact_steps == 0 and not result.is_exact
 
 
@@ -156,13 +139,13 @@ def test_the_oracle_is_independent_of_the_cpu_implementation(monkeypatch: pytest
 
     for module in (cpu, contract):
         monkeypatch.setattr(module, "exact_topk", wrong)
-    result = replay(Rows(steps=2), config())
+    result = replay(DecodeRows(steps=2), config())
     assert [record.exact for record in result.records] == [False, False]
 
 
 def test_buffers_are_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = _replace_op(monkeypatch, lambda logits, n, out: None)
-    replay(Rows(n=20_000, steps=2), config())
+    replay(DecodeRows(n=20_000, steps=2), config())
     assert len(calls) == 8  # as configured, and on three paths
     for step, call in ((index // 4, call) for index, call in enumerate(calls)):
         assert call["logits"].shape[1] > 20_001
@@ -173,7 +156,7 @@ def test_buffers_are_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_heuristic_off_uses_no_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = _replace_op(monkeypatch, lambda logits, n, out: None)
-    result = replay(Rows(steps=3), config(enabled=False), paper=True)
+    result = replay(DecodeRows(steps=3), config(enabled=False), paper=True)
     assert {record.gate for record in result.records} == {"disabled"}
     assert all(int(call["row_slot"][0]) == -1 for call in calls[::4])
     assert all(call["state"] is None for index, call in enumerate(calls) if index % 4)
@@ -182,7 +165,7 @@ def test_heuristic_off_uses_no_hint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_options_reach_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = _replace_op(monkeypatch, lambda logits, n, out: None)
-    result = replay(Rows(steps=1), config(path="no_hint", hint_offset=3))
+    result = replay(DecodeRows(steps=1), config(path="no_hint", hint_offset=3))
     assert (calls[0]["path"], calls[0]["hint_offset"]) == ("no_hint", 3)
     assert result.records[0].gate == "disabled" and not result.records[0].allowed
     assert int(calls[0]["row_slot"][0]) == 0  # the path reads no state, and leaves one like every other
@@ -202,7 +185,7 @@ def test_options_reach_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_gate_and_configured_lengths(n: int, options: dict[str, Any], expected: list[str]) -> None:
-    result = replay(Rows(n=n, steps=4), config(**options))
+    result = replay(DecodeRows(n=n, steps=4), config(**options))
     assert [record.gate for record in result.records] == expected
     assert [record.allowed for record in result.records] == [reason == "used" for reason in expected]
     # The op knows no limits of lengths: to it, a row outside of them is one without a slot.
@@ -234,7 +217,7 @@ def test_summary_follows_the_papers_definitions() -> None:
 
 
 def test_json_is_strict_and_complete() -> None:
-    result = replay(Rows(steps=2), config(), paper=True)
+    result = replay(DecodeRows(steps=2), config(), paper=True)
     data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert data["format"] == "gvr_topk.replay/5"
     assert (data["steps"], data["exact_steps"], data["k"]) == (2, 2, K)

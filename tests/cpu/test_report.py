@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.image import imread
 from rich.console import Console
+from rows import DecodeRows
 
 from gvr_topk.config import parse_config
 from gvr_topk.constants import GuessSource
@@ -25,29 +25,9 @@ ON = parse_config(
 )
 
 
-class Rows:
-    """Four steps made by a function of the step."""
-
-    steps = 4
-
-    def __init__(self, name: str, make) -> None:  # type: ignore[no-untyped-def]
-        self.name, self.make = name, make
-
-    def length(self, step: int) -> int:
-        return len(self.make(step))
-
-    def scores(self, step: int) -> np.ndarray:
-        return self.make(step).astype(np.float32)
-
-
-def normal(step: int) -> np.ndarray:
-    base = np.random.default_rng(0).standard_normal(17_000 + step)
-    return base + 0.2 * np.random.default_rng(step + 1).standard_normal(17_000 + step)
-
-
 @pytest.fixture(scope="module")
 def result() -> ReplayResult:
-    return replay(Rows("normal", normal), ON, paper=True)
+    return replay(DecodeRows(17_000, name="normal"), ON, paper=True)
 
 
 def text_of(result: ReplayResult, build: Any = report.build_table) -> str:
