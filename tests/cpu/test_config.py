@@ -20,6 +20,7 @@ from gvr_topk.config import (
     parse_config,
     parse_text,
 )
+from gvr_topk.constants import MAX_WIDTH
 from gvr_topk.constants import Path as OpPath
 from gvr_topk.policy import plan
 
@@ -136,6 +137,19 @@ def test_measuring_file_lists_every_key_of_ours() -> None:
 )
 def test_positions_are_kept_where_something_reads_them(options: dict[str, Any], kept: bool) -> None:
     assert GvrTopkConfig(**options).positions_kept is kept
+
+
+@pytest.mark.parametrize(
+    ("configured", "limits"),
+    [
+        ({}, (0, MAX_WIDTH)),
+        ({"min_length": 5}, (5, MAX_WIDTH)),
+        ({"max_length": 9}, (0, 9)),
+        ({"min_length": 5, "max_length": 9}, (5, 9)),
+    ],
+)
+def test_limits_of_a_configuration(configured: dict[str, int], limits: tuple[int, int]) -> None:
+    assert GvrTopkConfig(**configured).length_limits == limits
 
 
 MESSAGES = """

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,7 +35,7 @@ from gvr_topk.policy import asks_for_hint, can_use_heuristic, has_code, parse_pa
 PATHS = [path.name.lower() for path in OpPath]
 CLUSTER_SIZES = (1, 2, 4, 8, 16)
 SIZES = "0, 1, 2, 4, 8 or 16"
-WRONG_CAPS = (-1, 3, 5, 32, -(2**31), 2**32 + 8)
+WRONG_CAPS = (-1, 3, 5, 17, 32, -(2**31), 2**32 + 8, -(2**32))
 LONG = 70_690
 ROW = {"length": LONG, "k": 2048, "slot": 3, "slots": 8, "min_length": 4096, "max_length": 1 << 17}
 
@@ -103,6 +104,37 @@ def test_forced_paths(path: OpPath) -> None:
     assert decision.reason == ("used" if asks_for_hint(path) else "disabled")
     refused = can_use_heuristic(**{**ROW, "slot": -1}, enabled=asks_for_hint(path))
     assert refused.reason == ("no_slot" if asks_for_hint(path) else "disabled")
+
+
+NUMBERS = ("slot", "slots", "length", "min_length", "max_length")
+FLAGS = ("enabled", "has_state", "known")
+LIMITS = f"{-(2**63)} to {2**63 - 1}"
+GATE: list[tuple[str, Any, str]] = [
+    *((name, 2**64 + 70690, f"{LIMITS}, got {2**64 + 70690}") for name in NUMBERS),
+    *((name, 5000.0, "an integer, got 5000.0") for name in NUMBERS),
+    *((name, True, "an integer, got True") for name in NUMBERS),
+    *((name, None, "true or false, got None") for name in FLAGS),
+    *((name, 1, "true or false, got 1") for name in FLAGS),
+    ("k", 0, f"1 to {MAX_WIDTH}, got 0"),
+    ("k", 2**32 + 2048, f"1 to {MAX_WIDTH}, got {2**32 + 2048}"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), GATE)
+def test_the_gate_names_what_it_cannot_compare(name: str, value: Any, message: str) -> None:
+    given: dict[str, Any] = {"length": 70690, "k": 2048}
+    with pytest.raises(ValueError, match=f"^{name}: wanted {message}$"):
+        can_use_heuristic(**given | {name: value})
+
+
+def test_the_plan_names_what_is_no_flag() -> None:
+    with pytest.raises(ValueError, match=r"^aligned: wanted true or false, got 1$"):
+        plan(rows=1, width=5000, k=7, aligned=1)  # type: ignore[arg-type]
+
+
+def test_the_gate_takes_numbers_and_flags_of_numpy() -> None:
+    assert can_use_heuristic(length=np.int64(70690), k=np.int32(2048), known=np.True_).allowed  # type: ignore
+    assert not can_use_heuristic(length=70690, k=2048, enabled=np.False_).allowed  # type: ignore
 
 
 # ---------------------------------------------------------------- constants
@@ -335,6 +367,6 @@ def test_more_rows_never_get_more_ctas_each() -> None:
 )
 def test_plans_that_cannot_be_planned_say_why(asked: dict[str, Any], message: str) -> None:
     plan(rows=MAX_ROWS, width=MAX_WIDTH, k=MAX_WIDTH, sm_count=1)
-    plan(rows=0, width=0, k=1)
+    plan(rows=0, width=0, k=1, sm_count=2**31 - 1)
     with pytest.raises(ValueError, match=message):
         plan(**({"rows": 1, "width": 9000, "k": 2048} | asked))

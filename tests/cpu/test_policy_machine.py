@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gvr_topk import policy
-from gvr_topk.constants import MAX_CLUSTER_SIZE as MOST
 from gvr_topk.constants import PlanProblem
 from gvr_topk.library import LibraryError, LibraryStatus
 
@@ -95,18 +94,3 @@ def test_a_plan_is_asked_for_with_the_defaults_that_are_said(library: Library) -
     """A whole H200, float32, no forced size and no cap."""
     policy.plan(rows=3, width=5000, k=7)
     assert library.planned == (3, 5000, 7, 0, 0, 132, 90, 0, 0, True)
-
-
-@pytest.mark.parametrize(
-    ("size", "passed"),
-    [(-(2**40), -1), (-1, -1), (0, 0), (MOST, MOST), (MOST + 1, MOST + 1), (2**40, MOST + 1)],
-)
-def test_wrong_sizes_become_the_nearest_wrong_one(library: Library, size: int, passed: int) -> None:
-    policy.plan(rows=1, width=5000, k=7, ctas_per_row=size)
-    assert library.planned[-3:-1] == (passed, 0)
-    policy.plan(rows=1, width=5000, k=7, max_ctas=size)
-    assert library.planned[-3:-1] == (0, passed)
-
-
-def test_limits_are_allowed() -> None:
-    assert policy.plan(rows=1, width=5000, k=7, sm_count=2**31 - 1).ctas_per_row >= 1

@@ -87,9 +87,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/layers.py": ("test_layers.py", "test_arguments.py"),
     "gvr_topk/library.py": ("test_library.py",),
     "gvr_topk/ops.py": _OPS,
-    "gvr_topk/policy.py": (
-        *("test_policy.py", "test_policy_arguments.py", "test_policy_machine.py", "test_library.py"),
-    ),
+    "gvr_topk/policy.py": ("test_policy.py", "test_policy_machine.py", "test_library.py"),
     "gvr_topk/request_slots.py": ("test_request_slots.py",),
     "gvr_topk/sampling/arithmetic.py": ("test_sampling_arithmetic.py", *_SAMPLING),
     "gvr_topk/sampling/command.py": ("test_cli.py", "-k", "test_sample"),
