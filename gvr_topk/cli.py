@@ -54,9 +54,9 @@ REQUIREMENTS = ("cuda", *ENGINES)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the ``gvr-topk`` command, by default with the arguments of the process; returns the exit code."""
     options = _parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = options.run
+    run: Callable[[argparse.Namespace], int | None] = options.run
     try:
-        code = run(options)
+        code = run(options) or EXIT_OK
         sys.stdout.flush()  # a failure of this at the end of the process could not be caught
         return code
     except KeyboardInterrupt:
@@ -96,9 +96,10 @@ def _parser() -> argparse.ArgumentParser:
         "replay",
         "Run decode steps through configuration, gate, state and op, check each step, and report beside the "
         "paper. Needs the extra: pip install 'gvr-topk[replay]'.",
-        _replay,
+        lambda options: EXIT_OK if replay_command.run(options) else EXIT_CHECK_FAILED,
     )
     replay_command.add_arguments(replay)
+    _add_json(replay)
 
     doctor = _add(
         commands,
@@ -125,9 +126,10 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "sample",
         "Say how many tokens, and what share of the mass, a setting of the sampler keeps of logits.",
-        _sample,
+        sample_command.run,
     )
     sample_command.add_arguments(sampling)
+    _add_json(sampling)
 
     summary = "Work with trtllm-serve YAML files."
     config = commands.add_parser(
@@ -151,7 +153,7 @@ def _add(
     commands: argparse._SubParsersAction[argparse.ArgumentParser],
     name: str,
     summary: str,
-    run: Callable[[argparse.Namespace], int],
+    run: Callable[[argparse.Namespace], int | None],
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name, help=summary, description=summary, epilog=EXIT_CODES, allow_abbrev=False
@@ -162,15 +164,6 @@ def _add(
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", dest="as_json", action="store_true", help="print only JSON on stdout")
-
-
-def _replay(options: argparse.Namespace) -> int:
-    return EXIT_OK if replay_command.run(options) else EXIT_CHECK_FAILED
-
-
-def _sample(options: argparse.Namespace) -> int:
-    sample_command.run(options)
-    return EXIT_OK
 
 
 def _requirements(text: str) -> tuple[str, ...]:

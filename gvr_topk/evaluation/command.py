@@ -63,7 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--paper", action="store_true", help="replay the paper's kernel too, beside its figures"
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write plots (PNG) and the full JSON here")
-    parser.add_argument("--json", dest="as_json", action="store_true", help="print only JSON on stdout")
 
 
 def run(options: argparse.Namespace) -> bool:

@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--noise", choices=[noise.name.lower() for noise in Noise], default="cdf")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--position", type=int, default=0, help="of the first row; the others follow")
-    parser.add_argument("--json", dest="as_json", action="store_true", help="print only JSON on stdout")
 
 
 def _read(file: Path, name: str) -> torch.Tensor:
