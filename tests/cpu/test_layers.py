@@ -120,35 +120,30 @@ def test_one_graph() -> None:
     assert torch.equal(windows(rows, starts, ends, K), IndexerTopkPrefill()(rows, starts, ends, K))
 
 
-@pytest.mark.parametrize(
-    ("given", "lengths", "message"),
-    [
-        ([1.0], None, "scores: wanted a Tensor, got list"),
-        (torch.tensor(1.0), None, r"scores: wanted one dimension or more, got \[\]"),
-        (scores(3, 40).double(), None, "scores: wanted dtype float32, bfloat16 or float16, got float64"),
-        (scores(3, 40).to_sparse(), None, "scores: wanted a dense tensor, got sparse_coo"),
-        (scores(3, 40), [1, 2, 3], "lengths: wanted a Tensor, got list"),
-        (scores(3, 40), torch.full((3,), 2.9), "lengths: wanted an integer dtype, got float32"),
-        (scores(3, 40), torch.ones(2, dtype=torch.int32), r"lengths: wanted shape \[3\], got \[2\]"),
-    ],
-)
-def test_wrong_arguments_of_the_decode_layer(given: Any, lengths: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^IndexerTopk: {message}$"):
-        IndexerTopk()(given, lengths, K)
+STARTS = torch.zeros(2, dtype=torch.int64)
+GIVEN: dict[Any, dict[str, Any]] = {
+    IndexerTopk: {"scores": scores(2, 40), "lengths": None},
+    IndexerTopkPrefill: {"scores": scores(2, 40), "row_starts": STARTS, "row_ends": STARTS + 40},
+}
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("layer", "name", "value", "message"),
     [
-        ({"scores": None}, "scores: wanted a Tensor, got NoneType"),
-        ({"scores": scores(40)}, r"scores: wanted shape \[rows, width\], got \[40\]"),
-        ({"row_starts": [0, 0]}, "row_starts: wanted a Tensor, got list"),
-        ({"row_ends": torch.ones(2)}, "row_ends: wanted an integer dtype, got float32"),
-        ({"row_ends": torch.ones(3, dtype=torch.int64)}, r"row_ends: wanted shape \[2\], got \[3\]"),
+        (IndexerTopk, "scores", [1.0], "a Tensor, got list"),
+        (IndexerTopk, "scores", torch.tensor(1.0), r"one dimension or more, got \[\]"),
+        (IndexerTopk, "scores", scores(3, 40).double(), "dtype float32, bfloat16 or float16, got float64"),
+        (IndexerTopk, "scores", scores(3, 40).to_sparse(), "a dense tensor, got sparse_coo"),
+        (IndexerTopk, "lengths", [1, 2], "a Tensor, got list"),
+        (IndexerTopk, "lengths", torch.full((2,), 2.9), "an integer dtype, got float32"),
+        (IndexerTopk, "lengths", torch.ones(3, dtype=torch.int32), r"shape \[2\], got \[3\]"),
+        (IndexerTopkPrefill, "scores", None, "a Tensor, got NoneType"),
+        (IndexerTopkPrefill, "scores", scores(40), r"shape \[rows, width\], got \[40\]"),
+        (IndexerTopkPrefill, "row_starts", [0, 0], "a Tensor, got list"),
+        (IndexerTopkPrefill, "row_ends", torch.ones(2), "an integer dtype, got float32"),
+        (IndexerTopkPrefill, "row_ends", torch.ones(3, dtype=torch.int64), r"shape \[2\], got \[3\]"),
     ],
 )
-def test_wrong_arguments_of_the_prefill_layer(wrong: dict[str, Any], message: str) -> None:
-    starts = torch.zeros(2, dtype=torch.int64)
-    given = {"scores": scores(2, 40), "row_starts": starts, "row_ends": starts + 40}
-    with pytest.raises(ValueError, match=f"^IndexerTopkPrefill: {message}$"):
-        IndexerTopkPrefill()(**given | wrong, k=K)
+def test_wrong_arguments(layer: Any, name: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{layer.__name__}: {name}: wanted {message}$"):
+        layer()(**GIVEN[layer] | {name: value}, k=K)

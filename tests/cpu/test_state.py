@@ -16,6 +16,7 @@ from gvr_topk.ops import indexer_topk_decode
 from gvr_topk.state import accept_rows
 
 SLOTS, K = 5, 7
+NO_SLOTS = torch.tensor([-1, 3, SLOTS, -(2**31), 2**31 - 1, 1])  # but for 3 and 1
 
 
 def used(keep_indices: bool = True) -> TopkState:
@@ -80,6 +81,7 @@ def test_it_lies_where_it_is_asked_for() -> None:
         (range(1, 3), [1, 2]),
         (torch.tensor([1, 4]), [1, 4]),
         (torch.tensor([], dtype=torch.int64), []),
+        *((NO_SLOTS.to(dtype), [1, 3]) for dtype in (torch.int32, torch.int64)),
     ],
 )
 @pytest.mark.parametrize("keep_indices", [True, False])
@@ -112,14 +114,6 @@ def test_reset_refuses_what_names_no_slot(slots: object, got: str) -> None:
     assert forgotten(state) == []
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("keep_indices", [True, False])
-def test_numbers_on_the_device_that_name_no_slot_clear_none(keep_indices: bool, dtype: torch.dtype) -> None:
-    state = used(keep_indices)
-    state.reset(torch.tensor([-1, 3, SLOTS, -(2**31), 2**31 - 1, 0], dtype=dtype))
-    assert forgotten(state) == [0, 3]
-
-
 @pytest.mark.parametrize("keep_indices", [True, False])
 def test_a_state_of_tensors_shares_their_memory(keep_indices: bool) -> None:
     words = torch.zeros(3, SLOTS, STATE_FLOATS)
@@ -138,30 +132,19 @@ def test_it_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "k", "message"),
+    ("name", "value", "wanted"),
     [
-        (0, 1, "slots: wanted 1 to 67108864, got 0"),
-        (2**70, 1, f"slots: wanted 1 to 67108864, got {2**70}"),
-        (1, -2, "k: wanted 1 to 2097152, got -2"),
-        (1, 2**21 + 1, "k: wanted 1 to 2097152, got 2097153"),
-        (1, True, "k: wanted an integer, got True"),
-        ("4", 1, "slots: wanted an integer, got '4'"),
-        (4, 6.5, "k: wanted an integer, got 6.5"),
+        *(("slots", slots, "1 to 67108864") for slots in (0, 2**70)),
+        *(("k", k, "1 to 2097152") for k in (-2, 2**21 + 1)),
+        *(("k", k, "an integer") for k in (True, 6.5)),
+        ("slots", "4", "an integer"),
+        *(("device", device, "a torch.device or the name of one") for device in ("nope", None, 1.5)),
+        ("keep_indices", "no", "true or false"),
     ],
 )
-def test_bad_sizes_are_named(slots: int, k: int, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^gvr_topk\.TopkState: {message}$"):
-        TopkState(slots, k)
-
-
-def test_devices_and_flags_are_named() -> None:
-    wanted = "device: wanted a torch.device or the name of one"
-    for options, said in (
-        *(({"device": device}, f"{wanted}, got {device!r}") for device in ("nope", None, 1.5)),
-        ({"keep_indices": "no"}, "keep_indices: wanted true or false, got 'no'"),
-    ):
-        with pytest.raises(ValueError, match=rf"^gvr_topk\.TopkState: {said}$"):
-            TopkState(1, 1, **options)
+def test_wrong_arguments_are_named(name: str, value: Any, wanted: str) -> None:
+    with pytest.raises(ValueError, match=rf"^gvr_topk\.TopkState: {name}: wanted {wanted}, got {value!r}$"):
+        TopkState(**{"slots": 1, "k": 1} | {name: value})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch has a GPU")
