@@ -186,24 +186,23 @@ def test_results_are_in_the_order_of_what_was_selected() -> None:
     assert sum(counts) == 30 + 30 + 0 + 30 + 21 and min(counts) > 0
 
 
-DISAGREEMENTS = {
-    "k": ({"k": 5}, "k 4 on rank 0 and k 5 on rank 1"),
-    "rows": ({"rows": 3}, "rows 2 on rank 0 and rows 3 on rank 1"),
-    "dtype": ({"dtype": torch.float16}, "dtype torch.float32 on rank 0 and dtype torch.float16 on rank 1"),
-    "ownership": ({"ownership": 8}, "ownership contiguous on rank 0 and ownership 8 on rank 1"),
-    "record": ({"record": 16}, "record 64 on rank 0 and record 16 on rank 1"),
-    "gather": ({"gather": True}, "gather 0 on rank 0 and gather 1 on rank 1"),
-    "expected": ({"expected": torch.zeros(2).int()}, "expected 0 on rank 0 and expected 1 on rank 1"),
-    "step": ({"step": 8}, "step 7 on rank 0 and step 8 on rank 1"),
-    "step on the device": ({"step": torch.tensor([8])}, "step 7 on rank 0 and step 8 on rank 1"),
-    "two": ({"k": 5, "step": -1}, "step 7, k 4 on rank 0 and step -1, k 5 on rank 1"),
-}
+DISAGREEMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"k": 5}, "k 4 on rank 0 and k 5 on rank 1"),
+    ({"rows": 3}, "rows 2 on rank 0 and rows 3 on rank 1"),
+    ({"dtype": torch.float16}, "dtype torch.float32 on rank 0 and dtype torch.float16 on rank 1"),
+    ({"ownership": 8}, "ownership contiguous on rank 0 and ownership 8 on rank 1"),
+    ({"record": 16}, "record 64 on rank 0 and record 16 on rank 1"),
+    ({"gather": True}, "gather 0 on rank 0 and gather 1 on rank 1"),
+    ({"expected": torch.zeros(2).int()}, "expected 0 on rank 0 and expected 1 on rank 1"),
+    ({"step": 8}, "step 7 on rank 0 and step 8 on rank 1"),
+    ({"step": torch.tensor([8])}, "step 7 on rank 0 and step 8 on rank 1"),
+    ({"k": 5, "step": -1}, "step 7, k 4 on rank 0 and step -1, k 5 on rank 1"),
+]
 
 
-@pytest.mark.parametrize("which", DISAGREEMENTS)
-def test_ranks_that_disagree(which: str) -> None:
+@pytest.mark.parametrize(("of_rank_1", "said"), DISAGREEMENTS, ids=[said for _, said in DISAGREEMENTS])
+def test_ranks_that_disagree(of_rank_1: dict[str, Any], said: str) -> None:
     """All of them raise, also in the next call, and nothing is written."""
-    of_rank_1, said = DISAGREEMENTS[which]
 
     def work(group: dist.ProcessGroup) -> Any:
         mine: dict[str, Any] = {"k": 4, "rows": 2, "dtype": torch.float32, "ownership": "contiguous"}
@@ -279,80 +278,65 @@ def test_tokens_are_those_of_the_whole_row(world: int) -> None:
 ROWS = torch.zeros(2, 9)
 LENGTHS = torch.full((2,), 9, dtype=torch.int32)
 FOUR = torch.zeros(2, 4, dtype=torch.int32)
-WRONG_CALLS = {
-    "shards": ({"shards": None}, "shards: wanted a Shards, got NoneType"),
-    "logits": ({"logits": ROWS.double()}, "logits: wanted dtype float32, bfloat16 or float16, got float64"),
-    "device": ({"logits": ROWS.to("meta")}, "logits: wanted a tensor on cpu, got meta"),
-    "lengths": ({"lengths": LENGTHS[:1]}, "lengths: wanted shape [2], got [1]"),
-    "k": ({"k": 0}, "k: wanted 1 to 2097152, got 0"),
-    "kind of k": ({"k": 1.5}, "k: wanted an integer, got 1.5"),
-    "out": ({"out": torch.zeros(2, 3, dtype=torch.int32)}, "out: wanted at least k = 4 columns, got [2, 3]"),
-    "local": ({"local": torch.zeros(2, 4)}, "local: wanted dtype int32, got float32"),
-    "counts": ({"counts": torch.zeros(3, dtype=torch.int32)}, "counts: wanted shape [2], got [3]"),
-    "out and local": (
-        {"out": FOUR, "local": FOUR},
-        "local: wanted memory of its own, got memory shared with out",
-    ),
-    "counts and lengths": (
-        {"counts": LENGTHS},
-        "counts: wanted memory of its own, got memory shared with lengths",
-    ),
-    "expected": ({"expected": LENGTHS[:1]}, "expected: wanted shape [2], got [1]"),
-    "gather": ({"gather": 1}, "gather: wanted true or false, got 1"),
-    "selected": ({"selected": True}, "selected: wanted out with what is selected, got none"),
-    "kind of selected": ({"selected": 1}, "selected: wanted true or false, got 1"),
-    "step": ({"step": "a"}, "step: wanted an integer, got 'a'"),
-    "step's dtype": ({"step": torch.zeros(1)}, "step: wanted dtype int64, got float32"),
-    "step's shape": ({"step": torch.zeros(2).long()}, "step: wanted shape [1], got [2]"),
-    "step's range": ({"step": 1 << 63}, f"step: wanted {-(1 << 63)} to {(1 << 63) - 1}, got {1 << 63}"),
+WRONG_CALLS: list[tuple[dict[str, Any], str]] = [
+    ({"shards": None}, "shards: wanted a Shards, got NoneType"),
+    ({"logits": ROWS.double()}, "logits: wanted dtype float32, bfloat16 or float16, got float64"),
+    ({"logits": ROWS.to("meta")}, "logits: wanted a tensor on cpu, got meta"),
+    ({"lengths": LENGTHS[:1]}, "lengths: wanted shape [2], got [1]"),
+    ({"k": 0}, "k: wanted 1 to 2097152, got 0"),
+    ({"k": 1.5}, "k: wanted an integer, got 1.5"),
+    ({"out": torch.zeros(2, 3, dtype=torch.int32)}, "out: wanted at least k = 4 columns, got [2, 3]"),
+    ({"local": torch.zeros(2, 4)}, "local: wanted dtype int32, got float32"),
+    ({"counts": torch.zeros(3, dtype=torch.int32)}, "counts: wanted shape [2], got [3]"),
+    ({"out": FOUR, "local": FOUR}, "local: wanted memory of its own, got memory shared with out"),
+    ({"counts": LENGTHS}, "counts: wanted memory of its own, got memory shared with lengths"),
+    ({"expected": LENGTHS[:1]}, "expected: wanted shape [2], got [1]"),
+    ({"gather": 1}, "gather: wanted true or false, got 1"),
+    ({"selected": True}, "selected: wanted out with what is selected, got none"),
+    ({"selected": 1}, "selected: wanted true or false, got 1"),
+    ({"step": "a"}, "step: wanted an integer, got 'a'"),
+    ({"step": torch.zeros(1)}, "step: wanted dtype int64, got float32"),
+    ({"step": torch.zeros(2).long()}, "step: wanted shape [1], got [2]"),
+    ({"step": 1 << 63}, f"step: wanted {-(1 << 63)} to {(1 << 63) - 1}, got {1 << 63}"),
+]
+WRONG_DRAWS: list[tuple[dict[str, Any], str]] = [
+    ({"shards": 1}, "shards: wanted a Shards, got int"),
+    ({"logits": ROWS[:, :0]}, "logits: wanted 1 to 1048576 columns, got 0"),
+    ({"logits": ROWS.to("meta")}, "logits: wanted a tensor on cpu, got meta"),
+    ({"most": 1 << 20}, "most: wanted 1 to 524288, got 1048576"),
+    ({"most": 0}, "most: wanted 1 to 524288, got 0"),
+    ({"order": "joint"}, "order: wanted 'vllm' or 'hf' or 'temperature_last', got 'joint'"),
+    ({"step": None}, "step: wanted an integer, got None"),
+]
+WRONG_PARAMETERS: list[tuple[dict[str, Any], str]] = [
+    ({"out": torch.zeros(2)}, "out: wanted dtype int64 or int32, got float32"),
+    ({"slots": LENGTHS[:1]}, "slots: wanted shape [2], got [1]"),
+    ({"temperature": "hot"}, "temperature: wanted a number or a tensor, got 'hot'"),
+    ({"top_k": 1.5}, "top_k: wanted an integer, got 1.5"),
+    ({"seeds": torch.zeros(2)}, "seeds: wanted dtype int64, got float32"),
+    ({"positions": torch.zeros(1).long()}, "positions: wanted shape [2], got [1]"),
+]
+OTHERS: dict[Any, dict[str, Any]] = {
+    sharded_topk: {"lengths": LENGTHS, "k": 4},
+    sharded_sample: {"most": 4, "seeds": 1, "positions": 0},
 }
+REFUSED = [
+    *((sharded_topk, "sharded_topk", *each) for each in WRONG_CALLS),
+    *((sharded_sample, "sharded_sample", *each) for each in WRONG_DRAWS),
+    *((sharded_sample, "sample", *each) for each in WRONG_PARAMETERS),
+]
 
 
-@pytest.mark.parametrize("which", WRONG_CALLS)
-def test_wrong_calls(which: str) -> None:
-    """They are refused before anything is sent, so rank 1 need not be there."""
-    wrong, said = WRONG_CALLS[which]
+@pytest.mark.parametrize(("function", "op", "wrong", "said"), REFUSED, ids=[said for *_, said in REFUSED])
+def test_wrong_calls(function: Any, op: str, wrong: dict[str, Any], said: str) -> None:
+    """They are refused before anything is sent, so rank 1 need not be there; parameters as by `sample`."""
 
     def work(group: dist.ProcessGroup) -> None:
-        given = {"logits": ROWS, "lengths": LENGTHS, "k": 4, "shards": Shards(group)} | wrong
+        given = {"logits": ROWS, "shards": Shards(group), **OTHERS[function]}
         if group.rank() == 0:
-            sharded_topk(**given)
+            function(**given | wrong)
 
     error, _ = shard_ranks.in_threads(2, work)
-    assert isinstance(error, ValueError) and str(error) == f"gvr_topk.sharded_topk: {said}"
-
-
-WRONG_DRAWS = {
-    "shards": ({"shards": 1}, "shards: wanted a Shards, got int"),
-    "logits": ({"logits": ROWS[:, :0]}, "logits: wanted 1 to 1048576 columns, got 0"),
-    "device": ({"logits": ROWS.to("meta")}, "logits: wanted a tensor on cpu, got meta"),
-    "most": ({"most": 1 << 20}, "most: wanted 1 to 524288, got 1048576"),
-    "least": ({"most": 0}, "most: wanted 1 to 524288, got 0"),
-    "order": ({"order": "joint"}, "order: wanted 'vllm' or 'hf' or 'temperature_last', got 'joint'"),
-    "step": ({"step": None}, "step: wanted an integer, got None"),
-}
-WRONG_PARAMETERS = {
-    "out": ({"out": torch.zeros(2)}, "out: wanted dtype int64 or int32, got float32"),
-    "slots": ({"slots": LENGTHS[:1]}, "slots: wanted shape [2], got [1]"),
-    "temperature": ({"temperature": "hot"}, "temperature: wanted a number or a tensor, got 'hot'"),
-    "top_k": ({"top_k": 1.5}, "top_k: wanted an integer, got 1.5"),
-    "seeds": ({"seeds": torch.zeros(2)}, "seeds: wanted dtype int64, got float32"),
-    "positions": ({"positions": torch.zeros(1).long()}, "positions: wanted shape [2], got [1]"),
-}
-
-
-@pytest.mark.parametrize("which", WRONG_DRAWS | WRONG_PARAMETERS)
-def test_wrong_draws(which: str) -> None:
-    """They are refused before anything is sent; parameters in the words of `sample`."""
-    wrong, said = (WRONG_DRAWS | WRONG_PARAMETERS)[which]
-
-    def work(group: dist.ProcessGroup) -> None:
-        given = {"logits": ROWS, "most": 4, "shards": Shards(group), "seeds": 1, "positions": 0} | wrong
-        if group.rank() == 0:
-            sharded_sample(**given)
-
-    error, _ = shard_ranks.in_threads(2, work)
-    op = "sample" if which in WRONG_PARAMETERS else "sharded_sample"
     assert isinstance(error, ValueError) and str(error) == f"gvr_topk.{op}: {said}"
 
 
@@ -403,19 +387,20 @@ def test_ranks_that_hear_of_it_afterwards() -> None:
     assert first[1:3] == second[1:3] == (nothing, [0, 0]) and first[3] == second[3] == [-1, -1]
 
 
-WRONG_SHARDS = {
-    "group": ({"group": 5}, "group: wanted a process group with this process, got int"),
-    "ownership": ({"ownership": "striped"}, "ownership: wanted 'contiguous' or an integer, got 'striped'"),
-    "interleave": ({"ownership": 0}, "ownership: wanted 1 to 2097152, got 0"),
-    "device": ({"device": "nowhere"}, "device: wanted a torch.device or the name of one, got 'nowhere'"),
-    "record": ({"record": 3}, "record: wanted 4 to 2097152, got 3"),
-    "timeout_s": ({"timeout_s": "3"}, "timeout_s: wanted more than 0 and less than 86400 seconds, got '3'"),
-}
+SECONDS = "timeout_s: wanted more than 0 and less than 86400 seconds, got"
+WRONG_SHARDS: list[tuple[dict[str, Any], str]] = [
+    ({"group": 5}, "group: wanted a process group with this process, got int"),
+    ({"ownership": "striped"}, "ownership: wanted 'contiguous' or an integer, got 'striped'"),
+    ({"ownership": 0}, "ownership: wanted 1 to 2097152, got 0"),
+    ({"device": "nowhere"}, "device: wanted a torch.device or the name of one, got 'nowhere'"),
+    ({"record": 3}, "record: wanted 4 to 2097152, got 3"),
+    *(({"timeout_s": each}, f"{SECONDS} {each!r}") for each in ("3", 0, -1.0, float("nan"), 86_400)),
+    ({"peer_memory": 1}, "peer_memory: wanted true or false, got 1"),
+]
 
 
-@pytest.mark.parametrize("which", WRONG_SHARDS)
-def test_wrong_shards(which: str) -> None:
-    wrong, said = WRONG_SHARDS[which]
+@pytest.mark.parametrize(("wrong", "said"), WRONG_SHARDS, ids=[said for _, said in WRONG_SHARDS])
+def test_wrong_shards(wrong: dict[str, Any], said: str) -> None:
     for error in shard_ranks.in_threads(2, lambda group: Shards(**{"group": group, **wrong})):
         assert isinstance(error, ValueError) and str(error) == f"gvr_topk.Shards: {said}"
 
@@ -616,17 +601,6 @@ def test_a_call_through_peers(given: bool, gather: bool, monkeypatch: pytest.Mon
     behind = [POISON] if given else []
     assert positions == [[6, -1, -1, -1, *behind]] * 2 and local == [[2, -1, -1, -1, *behind]] * 2
     assert counts == [1, 1] and large == LENGTHS.tolist()
-
-
-def test_peers_have_a_time_that_they_wait() -> None:
-    def refused(**wrong: Any) -> str:
-        (error,) = shard_ranks.in_threads(1, lambda group: Shards(group, **wrong))
-        return str(error)
-
-    for seconds in (0, -1.0, float("nan"), 86_400):
-        wanted = f"timeout_s: wanted more than 0 and less than 86400 seconds, got {seconds}"
-        assert refused(timeout_s=seconds) == f"gvr_topk.Shards: {wanted}"
-    assert refused(peer_memory=1) == "gvr_topk.Shards: peer_memory: wanted true or false, got 1"
 
 
 def test_peers_agree_on_a_gpu_alone() -> None:
