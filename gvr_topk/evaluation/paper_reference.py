@@ -148,7 +148,7 @@ def topk_row(
         kth_key = int(_keys(row).min()) if n else KEY_NAN
         candidates = n
         found = _Verified(0, SearchEnd.SHORT, 0)
-        first, snaps = _Guess(math.nan, _NOTHING, 0, GuessSource.NONE.name.lower()), 0
+        first, snaps = _Guess(math.nan, _NOTHING, 0, GuessSource.NONE), 0
     else:
         first = _guess(row, gathered, guess, alpha, k, capacity)
         found = _verify(row, first, k, capacity)
@@ -165,7 +165,7 @@ def topk_row(
         hit_count=hits,
         hit_ratio=hits / k,
         alpha=float(np.mean(_keys(gathered) >= kth_key)) if len(gathered) else None,
-        guess=first.source,
+        guess=first.source.name.lower(),
         passes=found.passes,
         done=DONE[found.done],
         candidates=candidates,
@@ -183,7 +183,7 @@ class _Guess:
     threshold: float
     values: Floats
     low_count: int
-    source: str
+    source: GuessSource
 
 
 @dataclass(frozen=True)
@@ -212,17 +212,15 @@ def _guess(
         low_count = min(n, 2 * capacity)
         if kind == "quantile" and alpha is not None and 0 <= alpha <= 1:
             share = alpha + QUANTILE_MARGIN * alpha * (1 - alpha)
-            return _Guess(_upper_quantile(values, share), values, low_count, GuessSource.HINT.name.lower())
+            return _Guess(_upper_quantile(values, share), values, low_count, GuessSource.HINT)
         mean = np.float32(values.sum(dtype=np.float64) / len(values))
-        return _Guess(float(mean), values, low_count, GuessSource.HINT.name.lower())
+        return _Guess(float(mean), values, low_count, GuessSource.HINT)
     count = min(n, SAMPLE)
     sample = row[np.arange(count) * n // count]
     sample = sample[np.isfinite(sample)]
     if not len(sample):
-        return _Guess(0.0, _NOTHING, n, GuessSource.NONE.name.lower())
-    return _Guess(
-        _upper_quantile(sample, _target(k, capacity) / n), sample, n, GuessSource.ROW_SAMPLE.name.lower()
-    )
+        return _Guess(0.0, _NOTHING, n, GuessSource.NONE)
+    return _Guess(_upper_quantile(sample, _target(k, capacity) / n), sample, n, GuessSource.ROW_SAMPLE)
 
 
 def _verify(row: Floats, first: _Guess, k: int, capacity: int) -> _Verified:

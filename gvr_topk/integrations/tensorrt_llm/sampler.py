@@ -60,11 +60,6 @@ class FusedTokens(Replacement[FusedCall]):
     reason = kind = own = "sampler"
     outputs: ClassVar[tuple[str, ...]] = ("tokens",)
 
-    @property
-    def _off(self) -> bool:
-        """Whether the integration is off; a process may start several engines."""
-        return _mode(os.environ.get(environment.ENABLE_TRTLLM), os.environ.get(environment.YAML)) is Mode.OFF
-
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FusedCall:
         call = super().read(args, kwargs)
         rows = len(call.logits)
@@ -76,7 +71,8 @@ class FusedTokens(Replacement[FusedCall]):
         )
 
     def reason_against(self, call: FusedCall) -> str:
-        if self._off:
+        # A process may start several engines.
+        if _mode(os.environ.get(environment.ENABLE_TRTLLM), os.environ.get(environment.YAML)) is Mode.OFF:
             self.say("info", f"off: sampler: neither {environment.ENABLE_TRTLLM}=1 nor the YAML key is set")
             return "not asked for"
         return "" if readable(call.logits) else "layout"
