@@ -142,7 +142,7 @@ def test_the_switch_belongs_to_the_configuration_validated_last(shape, without):
         engine = Engine(dsa, layers=1)
         engine.step([], running(1, done=40))
         state = integration.plugin._integration.hook.state_of(engine.manager)
-        assert state == ("not asked for",) if not asked else state.options.stats
+        assert state == "not asked for" if not asked else state.options.stats
     calls = {path: count for (path, _), count in integration.counters().calls.items()}
     assert calls == {"gvr_topk": 2, "original": 2}
 

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,18 +40,15 @@ from gvr_topk.policy import no_kernels_reason
 UNSEEN = "an op that is not replaced"
 OUTSIDE = "not from the indexer"
 
-
-class NotServed(NamedTuple):
-    """Why calls are left to TensorRT-LLM."""
-
-    reason: str
+ManagerState = HintState | str
+"""What is kept for a cache manager, or why its calls are left to TensorRT-LLM."""
 
 
 @dataclass(slots=True)
 class IndexerCall:
     """The indexer call in progress on this thread."""
 
-    state: HintState | NotServed
+    state: ManagerState
     metadata: Any
     layer: int
     selected: bool = False
@@ -74,15 +71,14 @@ class LayerHook:
         self._say = say
         self._switch = Switch(NAME, say)
         self._verifier: Verifier | None = None
-        self._states: weakref.WeakKeyDictionary[Any, HintState | NotServed] = weakref.WeakKeyDictionary()
-        self._prepared: tuple[Callable[[], Any], HintState | NotServed | None] = (lambda: None, None)
+        self._states: weakref.WeakKeyDictionary[Any, ManagerState] = weakref.WeakKeyDictionary()
+        self._prepared: tuple[Callable[[], Any], ManagerState | None] = (lambda: None, None)
         self._local = threading.local()
         self._capturing = False
         self._has_gpu: bool | None = None
-        self._off: NotServed | None = None
         counters.measure = self.measure
 
-    def state_of(self, manager: Any) -> HintState | NotServed | None:
+    def state_of(self, manager: Any) -> ManagerState | None:
         """Return what is known about a cache manager; None before its first step."""
         return self._states.get(manager)
 
@@ -112,7 +108,7 @@ class LayerHook:
             state = call.state
             if isinstance(state, HintState):
                 self._note_accepted(state, metadata)
-            outer, self._local.call = self.current(), call
+            outer, self._local.call = getattr(self._local, "call", None), call
             try:
                 result = original(indexer, metadata, *args, **kwargs)
             finally:
@@ -142,16 +138,12 @@ class LayerHook:
         live = [state for state in states if state.batch() is not None]
         return live[-1].measure() if live else Measured()
 
-    def current(self) -> IndexerCall | None:
-        """The indexer call in progress on this thread."""
-        return getattr(self._local, "call", None)
-
     def select(self, selection: Selection, original: Callable[[], Any]) -> bool:
         """Run one selection with our op; return False, and count the reason, when TensorRT-LLM has to do it.
 
         TensorRT-LLM then writes every place that we may have written. `original` lets it select, to compare.
         """
-        call = self.current()
+        call: IndexerCall | None = getattr(self._local, "call", None)
         if call is None:
             reason = self._outside()
         else:
@@ -161,7 +153,7 @@ class LayerHook:
                 try:
                     self._run(call, selection, original)
                 except Exception as error:  # the original can still select
-                    reason = self._fail("fell back", error)
+                    reason = self._switch.fail(error)
         if reason:
             self.counters.calls[ORIGINAL, reason] += 1
         return not reason
@@ -180,16 +172,11 @@ class LayerHook:
             )
         return OUTSIDE
 
-    def _fail(self, what: str, error: Exception) -> str:
-        """Leave all further calls of this process to TensorRT-LLM; return the reason for the counters."""
-        self._off = NotServed(self._switch.fail(error, what))
-        return self._off.reason
-
     def _reason_against(self, call: IndexerCall, selection: Selection) -> str:
         """Return why TensorRT-LLM has to do this call; empty when our op can do it."""
         state = call.state
-        if isinstance(state, NotServed):
-            return state.reason
+        if isinstance(state, str):
+            return state
         if selection.native and state.mode is not Mode.FORCE:
             reason = f"TensorRT-LLM runs {selection.native}"
             self._say(
@@ -241,12 +228,12 @@ class LayerHook:
 
     def _open_call(self, indexer: Any, metadata: Any) -> IndexerCall:
         manager = getattr(metadata, "kv_cache_manager", None)
-        state = self._off or (None if manager is None else self._states.get(manager))
+        state = self._switch.failed or (None if manager is None else self._states.get(manager))
         if state is None:  # MTP's draft loop has put a cache manager of its own into the metadata
             batch, prepared = self._prepared
             state = prepared if batch() is metadata else None
         if not isinstance(state, HintState):
-            return IndexerCall(state or NotServed("batch not prepared"), metadata, NO_LAYER)
+            return IndexerCall(state or "batch not prepared", metadata, NO_LAYER)
         return IndexerCall(state, metadata, state.layer_of(manager, indexer.layer_idx))
 
     def _passed_by(self) -> None:
@@ -266,11 +253,11 @@ class LayerHook:
         self._capturing = False
         manager = getattr(metadata, "kv_cache_manager", None)
         try:
-            if manager is not None and not self._off:
+            if manager is not None and not self._switch.failed:
                 self._prepare(metadata, manager)
             self.counters.write_if_due(environment.METRICS_DIR_TRTLLM, self._say)
         except Exception as error:  # an engine must not fail because of a hint
-            self._fail("refused", error)
+            self._switch.fail(error, "refused")
 
     def _prepare(self, metadata: Any, manager: Any) -> None:
         state = self._states.get(manager)
@@ -284,10 +271,10 @@ class LayerHook:
                 what = f"no row is longer than index_topk = {state.k} so far"
                 self._say("info", f"waiting: {what}, and TensorRT-LLM selects nothing in such rows")
 
-    def _open_manager(self, metadata: Any, manager: Any) -> HintState | NotServed:
+    def _open_manager(self, metadata: Any, manager: Any) -> ManagerState:
         mode = environment.mode()
         if mode is Mode.OFF:
-            return NotServed("not asked for")
+            return "not asked for"
         if self._verifier is None:
             self._verifier = Verifier.if_asked_for(NAME, self._say)
         for point, instance in ((METADATA_OBJECT, metadata), (MANAGER_OBJECT, manager)):
@@ -299,9 +286,9 @@ class LayerHook:
             return self._refuse(reason)
         return HintState(metadata, manager, mode)
 
-    def _refuse(self, reason: str) -> NotServed:
+    def _refuse(self, reason: str) -> str:
         self._say("warning", f"refused: {reason}")
-        return NotServed(reason)
+        return reason
 
     def _note_accepted(self, state: HintState, metadata: Any) -> None:
         """Note how many draft rows TensorRT-LLM has accepted, if it tells."""
