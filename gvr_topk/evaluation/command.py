@@ -33,10 +33,6 @@ PAPER_LENGTH = 70690
 GENERATOR_STEPS = 64
 
 
-class MissingExtra(ImportError):
-    """A package of the extra ``gvr-topk[replay]`` is not installed."""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``gvr-topk replay``."""
     source = parser.add_mutually_exclusive_group()
@@ -70,14 +66,14 @@ def run(options: argparse.Namespace) -> bool:
 
     Raises
     ------
-    MissingExtra
+    ImportError
         The extra is not installed.
     ValueError
         An option is out of range, or a file is not what it should be; the message names it.
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingExtra(
+        raise ImportError(
             f"replay: wanted the packages of the extra, got no {', '.join(missing)}: "
             "pip install 'gvr-topk[replay]'"
         )

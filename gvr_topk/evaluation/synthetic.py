@@ -105,9 +105,10 @@ class LayerGenerator:
     def __init__(self, layer: int, n_start: int, steps: int, seed: int = 0) -> None:
         correlation = LAYERS[layer].correlation
         self.layer = layer
+        self.name = f"synthetic-L{layer:02d}"
         self.n_start = n_start
         self.seed = seed
-        self._steps = steps
+        self.steps = steps
         self._static = min(max(correlation, 0.0), STATIC_SHARE)
         self._step_correlation = (correlation - self._static) / (1 - self._static)
         families, shares = zip(*LAYERS[layer].mixture, strict=True)
@@ -117,20 +118,10 @@ class LayerGenerator:
         self._moving_step = -1
         self._moving: Floats = np.zeros_like(self._fixed)
 
-    @property
-    def name(self) -> str:
-        """Short label for reports."""
-        return f"synthetic-L{self.layer:02d}"
-
-    @property
-    def steps(self) -> int:
-        """Number of decode steps."""
-        return self._steps
-
     def length(self, step: int) -> int:
         """Number of keys at decode step `step`: one more than at the step before."""
-        if not 0 <= step < self._steps:
-            raise ValueError(f"step: wanted 0 <= step < {self._steps}, got {step}")
+        if not 0 <= step < self.steps:
+            raise ValueError(f"step: wanted 0 <= step < {self.steps}, got {step}")
         return self.n_start + step
 
     def scores(self, step: int) -> Floats:
@@ -162,7 +153,7 @@ class LayerGenerator:
         from scipy.signal import lfilter
 
         rng = np.random.default_rng((self.seed, self.layer, stream, step))
-        shocks = rng.standard_normal(self.n_start + self._steps - 1, dtype=np.float32)
+        shocks = rng.standard_normal(self.n_start + self.steps - 1, dtype=np.float32)
         gain = np.float32((1 - POSITION_CORRELATION**2) ** 0.5)
         shocks[0] /= gain  # the first position has no neighbour before it, but unit variance, too
         return lfilter(

@@ -126,7 +126,7 @@ class HintState:
             self._layers.append((weakref.ref(each), places))
             layers += int(each.num_local_layers)
         self.compress_ratio = _compress_ratio(metadata)
-        rows = requests * ROWS_PER_REQUEST
+        self.max_rows = requests * ROWS_PER_REQUEST  # of one step that can have a slot each
         device = first_attribute(metadata, "kv_lens_cuda_runtime", "kv_lens_cuda").device
         # The engine may run in inference mode; tensors made there could not be written outside of it.
         with torch.inference_mode(False):
@@ -137,11 +137,12 @@ class HintState:
                 max_rows=requests,
                 device=device,
             )
-            self.draft_row_slot = torch.full((rows,), -1, dtype=torch.int32, device=device)
+            self.draft_row_slot = torch.full((self.max_rows,), -1, dtype=torch.int32, device=device)
             self.stats: Tensor | None = None
             if self.options.stats:
-                shape = (layers, rows, len(StatsColumn))
+                shape = (layers, self.max_rows, len(StatsColumn))
                 self.stats = torch.full(shape, -1, dtype=torch.int32, device=device)
+        self.device = self.requests.device
         self.next_state: Tensor | None = None
         self._accepted: dict[int, tuple[Callable[[], Any], Tensor]] = {}  # by the id of a batch's metadata
         self._draft_rows = 0  # rows of the last step that may have left something in `next_state`
@@ -159,19 +160,10 @@ class HintState:
         self.waited = False
 
     @property
-    def device(self) -> torch.device:
-        return self.requests.device
-
-    @property
     def nbytes(self) -> int:
         """Device memory in bytes."""
         tensors = (self.draft_row_slot, self.stats, self.next_state)
         return self.requests.nbytes + sum(tensor.nbytes for tensor in tensors if tensor is not None)
-
-    @property
-    def max_rows(self) -> int:
-        """Most rows of one step that can have a slot each."""
-        return self.draft_row_slot.shape[0]
 
     def __str__(self) -> str:
         layers, slots, _ = self.requests.words.shape
