@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import subprocess
@@ -21,25 +22,12 @@ WATCHED, OTHER = "watched_module", "other_module"
 
 class Hook(gvr_topk_autoload.Finder):
     watched = (WATCHED,)
-    calls: list[str] = []  # noqa: RUF012
-    fails: BaseException | None = None
-
-    @classmethod
-    def loaded(cls, name: str) -> None:
-        cls.calls.append(name)
-        if cls.fails is not None:
-            raise cls.fails
 
 
 class Second(gvr_topk_autoload.Finder):
     """Another finder of the same kind."""
 
     watched = (WATCHED,)
-    calls: list[str] = []  # noqa: RUF012
-
-    @classmethod
-    def loaded(cls, name: str) -> None:
-        cls.calls.append(name)
 
 
 class Walker:
@@ -64,17 +52,17 @@ class Bypass:
 
 
 @pytest.fixture(autouse=True)
-def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Any, list[str]]]:
+    """Modules that each finder has called back for."""
     for name in (WATCHED, OTHER):
         (tmp_path / f"{name}.py").write_text("value = 7\n")
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
-    Hook.calls.clear()
-    Second.calls.clear()
-    Hook.fails = None
-    Hook.start()
-    yield
+    seen: dict[Any, list[str]] = {Hook: [], Second: []}
+    Hook.watch(seen[Hook].append)
+    Second.callback = seen[Second].append
+    yield seen
     Hook.stop()
     for name in (WATCHED, OTHER):
         sys.modules.pop(name, None)
@@ -82,15 +70,14 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("other", [Walker, Second])
-def test_a_finder_that_asks_all_others(other: Any, place: int) -> None:
+def test_a_finder_that_asks_all_others(other: Any, place: int, calls: Any) -> None:
     """In front of the hook and behind it."""
     sys.meta_path.insert(place, other)
     for _ in range(2):
         module = importlib.import_module(WATCHED)
         assert module.value == 7 and type(module.__loader__).__name__ == "SourceFileLoader"
         del sys.modules[WATCHED]
-    assert Hook.calls == [WATCHED] * 2
-    assert Second.calls == Hook.calls * (other is Second)
+    assert calls == {Hook: [WATCHED] * 2, Second: [WATCHED] * 2 * (other is Second)}
     assert not Hook.missed
 
 
@@ -103,7 +90,7 @@ def test_a_module_that_is_not_there(place: int) -> None:
         importlib.import_module(WATCHED)
 
 
-def test_a_finder_that_hides_modules_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finder_that_hides_modules_is_named(calls: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Once, at the next import of anything."""
     assert Hook.state() == "active"
     sys.meta_path.insert(0, Bypass)
@@ -112,7 +99,7 @@ def test_a_finder_that_hides_modules_is_named(capsys: pytest.CaptureFixture[str]
     for _ in range(2):
         importlib.import_module(OTHER)
         del sys.modules[OTHER]
-    assert Hook.calls == []
+    assert calls[Hook] == []
     missed = f"{WATCHED} was imported past the import hook, behind {__name__}.Bypass"
     assert capsys.readouterr().err == f"gvr_topk: not active: {missed}\n"
     assert Hook.state() == f"bypassed: {WATCHED}, behind {__name__}.Bypass"
@@ -122,7 +109,7 @@ def test_a_finder_that_hides_modules_is_named(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("loaded_before", [False, True])
 def test_what_the_hook_has_seen_is_not_missed(
-    capsys: pytest.CaptureFixture[str], loaded_before: bool, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], loaded_before: bool, tmp_path: Path, calls: Any
 ) -> None:
     """A module may import others while it runs, and may have been there before the hook."""
     (tmp_path / f"{WATCHED}.py").write_text(f"import {OTHER}\n")
@@ -134,21 +121,25 @@ def test_what_the_hook_has_seen_is_not_missed(
         importlib.import_module(OTHER)
     else:
         importlib.import_module(WATCHED)
-        assert Hook.calls == [WATCHED]
+        assert calls[Hook] == [WATCHED]
     assert not Hook.missed and capsys.readouterr().err == ""
+
+
+def fail(error: BaseException, name: str) -> None:
+    raise error
 
 
 @pytest.mark.parametrize("error", [SystemExit("no licence"), ValueError("odd"), GeneratorExit()])
 def test_an_error_of_the_callback_stops_no_import(
     error: BaseException, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Hook.fails = error
+    Hook.callback = functools.partial(fail, error)
     assert importlib.import_module(WATCHED).value == 7
     assert capsys.readouterr().err == f"gvr_topk: not active: {type(error).__name__}: {error}\n"
 
 
 def test_an_interrupt_passes() -> None:
-    Hook.fails = KeyboardInterrupt()
+    Hook.callback = functools.partial(fail, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         importlib.import_module(WATCHED)
 

@@ -185,17 +185,13 @@ def test_libraries_of_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert status.reason == f"GVR_TOPK_LIBRARY_DIR={tmp_path} holds no libgvr_topk_cuda.so"
 
 
-def test_a_chosen_folder_without_the_policy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_chosen_folder_without_a_policy_that_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GVR_TOPK_LIBRARY_DIR", str(tmp_path))
     message = f"^gvr_topk: GVR_TOPK_LIBRARY_DIR={tmp_path} holds no libgvr_topk_policy.so$"
     with pytest.raises(LibraryError, match=message):
         policy_library.__wrapped__()
-
-
-def test_a_policy_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "libgvr_topk_policy.so"
     broken.write_bytes(b"x")
-    monkeypatch.setenv("GVR_TOPK_LIBRARY_DIR", str(tmp_path))
     with pytest.raises(LibraryError, match=f"^gvr_topk: {broken} does not load: .*file too short"):
         policy_library.__wrapped__()
 

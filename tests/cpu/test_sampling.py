@@ -447,10 +447,6 @@ WRONG_CALLS: list[tuple[Callable[[], Any], str]] = [
         "sample: allow_row: wanted dtype int32, got float32",
     ),
     (lambda: topk_logprobs(ROW, 9, IDS), "topk_logprobs: n: wanted 0 to 8, got 9"),
-    (lambda: topk_logprobs(ROW, 1, ROW), "topk_logprobs: sampled: wanted dtype int64 or int32, got float32"),
-    (lambda: apply_limits_(ROW, WORDS[:1]), "apply_limits_: limits: wanted shape [2, 8], got [1, 8]"),
-    (lambda: renorm(ROW, ROW), "renorm: limits: wanted dtype int32, got float32"),
-    (lambda: renorm(ROW, WORDS, allow_row=IDS), "renorm: allow_row: wanted allow beside it, got None"),
 ]
 """Beside those of tests/wrong_calls.py, which have all that the ops refuse."""
 
