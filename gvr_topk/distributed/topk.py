@@ -155,7 +155,7 @@ def sharded_topk(
     k = CHECKS.integer("k", k)
     gather = CHECKS.flag("gather", gather)
     selected = CHECKS.flag("selected", selected)
-    _check(logits, lengths, k, shards, out, local, counts, expected, step)
+    _check(_Tensors(logits, lengths, k, expected, out, local, counts), shards, step)
     shards.check()
     if not selected:
         best = indexer_topk_decode(logits, lengths, k, state=state, row_slot=row_slot)
@@ -193,33 +193,23 @@ def sharded_topk(
     )
 
 
-def _check(
-    logits: Tensor,
-    lengths: Tensor,
-    k: int,
-    shards: Shards,
-    out: Tensor | None,
-    local: Tensor | None,
-    counts: Tensor | None,
-    expected: Tensor | None,
-    step: int | Tensor,
-) -> None:
+def _check(a: _Tensors, shards: Shards, step: int | Tensor) -> None:
     """Refuse wrong arguments, before anything is sent."""
     if not isinstance(shards, Shards):
         raise CHECKS.wrong_type("shards", Shards, shards)
-    CHECKS.scores(logits, k)
-    rows = logits.shape[0]
-    if logits.device != shards.device:
-        raise CHECKS.fail("logits", f"a tensor on {shards.device}", logits.device)
-    CHECKS.tensor("lengths", lengths, logits, torch.int32, (rows,))
-    for name, tensor in (("out", out), ("local", local)):
+    CHECKS.scores(a.logits, a.k)
+    rows = a.logits.shape[0]
+    if a.logits.device != shards.device:
+        raise CHECKS.fail("logits", f"a tensor on {shards.device}", a.logits.device)
+    CHECKS.tensor("lengths", a.lengths, a.logits, torch.int32, (rows,))
+    for name, tensor in (("out", a.out), ("local", a.local)):
         if tensor is not None:
-            CHECKS.results(name, tensor, logits, rows, k)
-    for name, tensor in (("counts", counts), ("expected", expected)):
+            CHECKS.results(name, tensor, a.logits, rows, a.k)
+    for name, tensor in (("counts", a.counts), ("expected", a.expected)):
         if tensor is not None:
-            CHECKS.tensor(name, tensor, logits, torch.int32, (rows,))
-    CHECKS.memory(_Tensors(logits, lengths, k, expected, out, local, counts))
-    check_step(CHECKS, step, logits)
+            CHECKS.tensor(name, tensor, a.logits, torch.int32, (rows,))
+    CHECKS.memory(a)
+    check_step(CHECKS, step, a.logits)
 
 
 def check_step(checks: Checks, step: int | Tensor, like: Tensor) -> None:
