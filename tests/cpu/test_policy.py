@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -141,13 +141,9 @@ def test_the_gate_takes_numbers_and_flags_of_numpy() -> None:
 
 
 @pytest.fixture
-def generator() -> ModuleType:
-    file = Path(__file__).resolve().parents[2] / "packaging" / "generate_constants.py"
-    spec = importlib.util.spec_from_file_location("generate_constants", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def generator(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "packaging")
+    return importlib.import_module("generate_constants")
 
 
 def check(generator: ModuleType, monkeypatch: pytest.MonkeyPatch) -> int:
