@@ -74,11 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def version_line() -> str:
     """Version, the commit of the build, and whether this installation holds CUDA kernels."""
-    build = build_facts()
+    commit, archs = build_facts()
     holds = "CPU implementation only"
     if has_cuda_library():
-        holds = f"with CUDA kernels for {build.archs}" if build.archs else "with CUDA kernels"
-    return f"gvr-topk {__version__} ({f'commit {build.commit}, ' if build.commit else ''}{holds})"
+        holds = f"with CUDA kernels for {archs}" if archs else "with CUDA kernels"
+    return f"gvr-topk {__version__} ({f'commit {commit}, ' if commit else ''}{holds})"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,7 +13,6 @@ import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -57,21 +56,17 @@ def has_cuda_library() -> bool:
     return _library_path(_CUDA_LIBRARY) is not None
 
 
-class BuildFacts(NamedTuple):
-    """What the build has noted of itself; empty in a checkout that nothing was built in."""
+def build_facts() -> tuple[str, str]:
+    """Return from which commit and for which GPU architectures the installed libraries were built.
 
-    commit: str = ""
-    archs: str = ""
-
-
-def build_facts() -> BuildFacts:
-    """Return from which commit and for which GPU architectures the installed libraries were built."""
+    Both are empty in a checkout that nothing was built in.
+    """
     try:
         built = importlib.import_module("gvr_topk._build")  # written by the build
     except ImportError:
-        return BuildFacts()
+        return "", ""
     archs = getattr(built, "ARCHS", "").replace("-real", "").replace(";", " ")
-    return BuildFacts(getattr(built, "COMMIT", ""), archs)
+    return getattr(built, "COMMIT", ""), archs
 
 
 @functools.cache

@@ -6,7 +6,6 @@ import importlib.metadata
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -15,13 +14,6 @@ from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import Say
 from gvr_topk.integrations._kit.signatures import engine_version, find_engine
 from gvr_topk.library import library_status
-
-
-class Outlook(NamedTuple):
-    """What would happen in this process."""
-
-    mode: Mode | None  # that is asked for, ``OFF`` included; None if that cannot be read
-    reason: str  # why the engine is left as it is; empty if it is not
 
 
 @dataclass(frozen=True)
@@ -49,31 +41,33 @@ class Engine:
         found = re.match(r"\d+\.\d+", version)
         return found is not None and found.group() in self.supported
 
-    def outlook(self) -> Outlook:
-        """Return what the environment, the version and the library say about this process."""
+    def outlook(self) -> tuple[Mode | None, str]:
+        """Return what the environment, the version and the library say about this process.
+
+        That is the mode that is asked for, None if it cannot be read, and why the engine is left as it is,
+        empty if it is not.
+        """
         if environment.disabled():
-            return Outlook(Mode.OFF, f"{environment.DISABLE} is set")
+            return Mode.OFF, f"{environment.DISABLE} is set"
         try:
             asked = environment.user_mode(self.enable)
             environment.verify_calls()
             for switch in (environment.ENABLE_SAMPLER, environment.ENABLE_SLICES, environment.ENABLE_DCP):
                 environment.user_mode(switch)
         except ValueError as error:
-            return Outlook(None, str(error))
+            return None, str(error)
         mode = asked or self.default
         if mode is Mode.OFF:
-            return Outlook(mode, f"{self.enable}=0" if asked else f"{self.enable}=1 is not set")
+            return mode, (f"{self.enable}=0" if asked else f"{self.enable}=1 is not set")
         version = self.version()
         if mode is not Mode.FORCE and not self.knows(version):
-            wanted = " or ".join(self.supported)
-            return Outlook(
-                mode, f"wanted {self.name} {wanted}, got {version}; {self.enable}=force tries it all the same"
-            )
+            wanted = f"wanted {self.name} {' or '.join(self.supported)}, got {version}"
+            return mode, f"{wanted}; {self.enable}=force tries it all the same"
         status = library_status()
         # A torch without CUDA serves CPU tensors, which need no library.
         if not status.loaded and torch.version.cuda is not None:
-            return Outlook(mode, f"the CUDA library is not usable: {status.reason}")
-        return Outlook(mode, "")
+            return mode, f"the CUDA library is not usable: {status.reason}"
+        return mode, ""
 
     def leave(self, say: Say, reason: str, off: bool = False) -> None:
         """Log why the engine is left as it is; `off` says that the user has not asked for anything else."""
