@@ -69,18 +69,27 @@ class Configuration:
         return self.op == "sample"
 
     @property
-    def words_of_row(self) -> dict[str, int]:
-        """Words of a row in each output that has no space between rows, of ops that do not give positions."""
-        if self.op == "topk":
-            return {"values": self.k, "indices": 2 * self.k}
-        if self.noise:
-            return {"out": 1}
-        return {"out": 1, "logprobs": 1, "limits": LIMIT_WORDS} if self.is_sample else {}
+    def runs_on_cpu(self) -> bool:
+        """Whether what is expected comes from the op itself, on a CPU."""
+        return self.op in ("sample", "topk")
 
     @property
-    def has_ids(self) -> bool:
-        """Whether a row has `k` positions or tokens, with space between rows."""
-        return not (self.noise or self.op == "topk")
+    def written(self) -> dict[str, tuple[int, int]]:
+        """Rows and columns of 32-bit words that a launch writes, by the name of the argument."""
+        if self.op == "topk":
+            return {"values": (1, self.rows * self.k), "indices": (1, 2 * self.rows * self.k)}
+        if self.noise:
+            return {"out": (1, self.rows)}
+        shapes = {"kept" if self.is_sample else "out": (self.rows, self.k)}
+        shapes |= {"slots": (self.rows, self.k)} if self.cache_slots else {}
+        shapes |= {"counts": (1, self.rows)} if self.counts else {}
+        if self.is_sample:
+            shapes |= {
+                "out": (1, self.rows),
+                "logprobs": (1, self.rows),
+                "limits": (1, LIMIT_WORDS * self.rows),
+            }
+        return shapes
 
     @property
     def rows(self) -> int:

@@ -112,9 +112,7 @@ class _Layout:
     def words(self) -> int:
         return self.segments[-1][1]
 
-    def add(
-        self, name: str, rows: int, columns: int, kind: int, gap: int = _GAP, joined: bool = False
-    ) -> _Block:
+    def add(self, name: str, rows: int, columns: int, kind: int, gap: int, joined: bool = False) -> _Block:
         """Append a block, with a segment of its own or to the last one: a launch has one for its results."""
         block = _Block(name, self.words, rows, columns, columns + (gap if rows > 1 else 0), kind)
         self.blocks.append(block)
@@ -242,39 +240,24 @@ class Workload:
     def _make_words(self) -> None:
         c, layout = self.configuration, _Layout()
         gap = _GAP if c.aligned else _GAP + 1
-        self._results, self._cache_slots, self._counts, self._indices = [], [], [], []
-        self._dense: dict[str, list[_Block]] = {name: [] for name in c.words_of_row}
+        shapes = c.written
+        self._written: dict[str, list[_Block]] = {name: [] for name in shapes}
         for i in range(self.launches):
-            if c.has_ids:
-                self._results.append(layout.add(f"result of launch {i}", c.rows, c.k, _RESULT, gap))
-            if c.cache_slots:
-                name = f"slots of launch {i}"
-                self._cache_slots.append(layout.add(name, c.rows, c.k, _RESULT, gap, joined=True))
-            if c.counts:
-                self._counts.append(layout.add(f"counts of launch {i}", 1, c.rows, _RESULT, joined=True))
-            for number, (name, words) in enumerate(c.words_of_row.items()):
-                joined = c.has_ids or number > 0
-                block = layout.add(f"{name} of launch {i}", 1, words * c.rows, _RESULT, joined=joined)
-                self._dense[name].append(block)
-        if c.indices:
-            self._indices = [
-                layout.add(f"indices of chain {i}", c.slots, c.k, _KEPT, gap) for i in range(c.chains)
-            ]
-        self._states = [
-            layout.add(f"state of chain {i}", 1, STATE_FLOATS * c.slots, _GUARDS)
-            for i in range(c.chains if c.op == "decode" else 0)
-        ]
-        carries = [
-            layout.add(f"carry of chain {i}", 1, 2 * c.rows * (c.k + 1), _GUARDS)
-            for i in range(c.chains if c.slices else 0)
-        ]
-        self._stats = []
-        if c.stats:
-            columns = len(StatsColumn)
-            self._stats = [
-                layout.add(f"statistics of launch {i}", 1, c.rows * columns, _GUARDS)
-                for i in range(self.launches)
-            ]
+            for at, (name, shape) in enumerate(shapes.items()):
+                shown = f"{name if at else 'result'} of launch {i}"
+                block = layout.add(shown, *shape, _RESULT, gap, joined=at > 0)
+                self._written[name].append(block)
+
+        def add(name: str, count: int, rows: int, columns: int, kind: int) -> list[_Block]:
+            return [layout.add(f"{name} {i}", rows, columns, kind, gap) for i in range(count)]
+
+        self._indices = add("indices of chain", c.chains * c.indices, c.slots, c.k, _KEPT)
+        self._states = add(
+            "state of chain", c.chains * (c.op == "decode"), 1, STATE_FLOATS * c.slots, _GUARDS
+        )
+        carries = add("carry of chain", c.chains * (c.slices > 0), 1, 2 * c.rows * (c.k + 1), _GUARDS)
+        columns = c.rows * len(StatsColumn)
+        self._stats = add("statistics of launch", self.launches * c.stats, 1, columns, _GUARDS)
         self._layout = layout
         self.segments = torch.tensor(layout.segments, dtype=torch.int64, device=self.device)
         self.expected = torch.full((layout.words,), GUARD, dtype=torch.int32, device=self.device)
@@ -302,15 +285,14 @@ class Workload:
         c = self.configuration
         same = launch - self._row_sets  # the launch before of the same rows, and of the same chain
         if same >= 0 and self._row_sets % c.chains == 0:
-            for blocks in (self._results, self._cache_slots, self._counts, *self._dense.values()):
-                if blocks:
-                    blocks[launch].view(self.expected).copy_(blocks[same].view(self.expected))
+            for blocks in self._written.values():
+                blocks[launch].view(self.expected).copy_(blocks[same].view(self.expected))
             return
         logits, seq_lens = self._inputs(launch)
-        if c.words_of_row:
-            outputs = self._dense_outputs(launch, self.expected)
+        outputs = self._outputs(launch, self.expected)
+        if c.runs_on_cpu:
             on_cpu = {name: output.cpu() for name, output in outputs.items()}
-            self._launch_dense(launch, "cpu", on_cpu)
+            self._run(launch, "cpu", on_cpu)
             for name, output in outputs.items():
                 output.copy_(on_cpu[name])
             return
@@ -324,7 +306,7 @@ class Workload:
         else:
             lengths = row_lengths(seq_lens, c.rows, c.next_n).clamp(max=c.width)
             positions = exact_topk(logits, lengths, c.k)
-        outputs = expected_outputs(
+        expected = expected_outputs(
             positions,
             self._table_row(),
             page_table=self.page_table,
@@ -332,11 +314,9 @@ class Workload:
             cache_slots=c.cache_slots,
             offsets=self.offsets,
         )
-        self._results[launch].view(self.expected).copy_(outputs["out"])
-        if c.cache_slots:
-            self._cache_slots[launch].view(self.expected).copy_(outputs["slots"])
-        if c.counts:
-            self._counts[launch].view(self.expected).copy_(lengths.clamp(0, c.k))
+        expected["counts"] = lengths.clamp(0, c.k)
+        for name, output in outputs.items():
+            output.copy_(expected[name])
         if not c.indices:
             return
         indices = self._indices[launch % c.chains].view(self.expected)
@@ -344,25 +324,24 @@ class Workload:
             if 0 <= slot < c.slots:
                 indices[slot] = positions[request * c.next_n + c.next_n - 1]
 
-    def _dense_outputs(self, launch: int, words: Tensor) -> dict[str, Tensor]:
-        """What a launch of the sampler or of `topk` writes, in a buffer of words."""
+    def _outputs(self, launch: int, words: Tensor) -> dict[str, Tensor]:
+        """What a launch writes, in a buffer of words, by the name of the argument."""
         c = self.configuration
-        outputs = {name: blocks[launch].view(words)[0] for name, blocks in self._dense.items()}
+        found = {name: blocks[launch].view(words) for name, blocks in self._written.items()}
         if c.op == "topk":
-            values, indices = outputs["values"].view(torch.float32), outputs["indices"].view(torch.int64)
+            values, indices = found["values"].view(torch.float32), found["indices"].view(torch.int64)
             return {"values": values.view(c.rows, c.k), "indices": indices.view(c.rows, c.k)}
-        if c.noise:
-            return outputs
-        return {
-            "out": outputs["out"],
-            "logprobs": outputs["logprobs"].view(torch.float32),
-            "limits": outputs["limits"].view(-1, LIMIT_WORDS),
-            "kept": self._results[launch].view(words),
-            "counts": self._counts[launch].view(words)[0],
-        }
+        if c.counts:
+            found["counts"] = found["counts"][0]
+        if c.is_sample:
+            found["out"] = found["out"][0]
+        if c.is_sample and not c.noise:
+            found["logprobs"] = found["logprobs"][0].view(torch.float32)
+            found["limits"] = found["limits"].view(-1, LIMIT_WORDS)
+        return found
 
-    def _launch_dense(self, launch: int, device: str, outputs: dict[str, Any]) -> None:
-        """Run such a launch on a device."""
+    def _run(self, launch: int, device: str, outputs: dict[str, Any]) -> None:
+        """Run a launch of the sampler or of `topk` on a device."""
         if self.configuration.is_sample:
             self._sample(launch, device, outputs)
             return
@@ -417,20 +396,14 @@ class Workload:
 
     def _launch(self, launch: int) -> None:
         c, chain = self.configuration, launch % self.configuration.chains
-        if c.words_of_row:
-            self._launch_dense(launch, self.device, self._dense_outputs(launch, self.words))
+        outputs: dict[str, Any] = self._outputs(launch, self.words)
+        if c.runs_on_cpu:
+            self._run(launch, self.device, outputs)
             return
         logits, seq_lens = self._inputs(launch)
-        stats = None
         if self._stats:
-            stats = self._stats[launch].view(self.words).view(c.rows, len(StatsColumn))
+            outputs["stats"] = self._stats[launch].view(self.words).view(c.rows, len(StatsColumn))
         tables: dict[str, Any] = {"page_table": self.page_table, "page_size": c.page_size}
-        outputs: dict[str, Any] = {
-            "out": self._results[launch].view(self.words),
-            "counts": self._counts[launch].view(self.words)[0] if c.counts else None,
-            "slots": self._cache_slots[launch].view(self.words) if c.cache_slots else None,
-            "stats": stats,
-        }
         if c.is_prefill:
             tables |= {"row_request": self.row_slot, "offsets": self.offsets}
             carry = self._carries[chain] if c.slices else None

@@ -130,7 +130,7 @@ class TestComparison:
         return Workload(self.tiny, "cuda", launches=4)
 
     def test_wrong_results_are_counted_once_for_each_launch(self, workload: Workload) -> None:
-        block = workload._results[2].view(workload.expected)
+        block = workload._written["out"][2].view(workload.expected)
         block[1, 5:8] += 1
         for _ in range(3):
             workload.replay()
@@ -143,9 +143,10 @@ class TestComparison:
         workload.replay()
         torch.cuda.synchronize()
         assert torch.equal(
-            workload._results[0].view(workload.words), workload._results[0].view(workload._initial)
+            workload._written["out"][0].view(workload.words),
+            workload._written["out"][0].view(workload._initial),
         )
-        behind = workload._results[3].end
+        behind = workload._written["out"][3].end
         workload.words[behind : behind + 7] = 3
         workload.words[workload._states[1].end + 100] = 3
         torch.cuda.synchronize()
