@@ -258,9 +258,11 @@ class CellRun:
         if run.prepared.statistics is None:
             return
         run.restore()
-        of_steps = [run.prepared.statistics(step) for step in self.chain.timed]
-        figures = torch.cat(of_steps).float()
-        means = figures.mean(dim=0).tolist()
+        shape = (len(self.chain.timed), self.chain.batch, len(StatsColumn))
+        figures = torch.zeros(shape, dtype=torch.int32, device=self.chain.logits.device)
+        for step, of_step in zip(self.chain.timed, figures, strict=True):
+            run.prepared.statistics(step, of_step)
+        means = figures.float().mean(dim=(0, 1)).tolist()
         for column in (StatsColumn.GUESS_HIT, StatsColumn.PASSES):
             result[column.name.lower()] = round(means[column], 4)
 

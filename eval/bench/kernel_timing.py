@@ -103,7 +103,7 @@ class Prepared:
     results: Tensor  # the answers, int32 or int64 ``[count, batch, k]``
     state: tuple[Tensor, ...] = ()  # what a step leaves for the next one, in place
     carried: Callable[[], Tensor] | None = None  # the choice that the last step has left, ``[batch, k]``
-    statistics: Callable[[int], Tensor] | None = None  # of a step, launched once more, ``[batch, columns]``
+    statistics: Callable[[int, Tensor], None] | None = None  # `launch` that fills ``[batch, columns]``, too
 
     def poison(self) -> None:
         self.results.fill_(POISON)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +21,7 @@ from gvr_topk.arguments import (
     PrefillArguments,
     PrefillSliceArguments,
 )
-from gvr_topk.constants import FLAG_PDL, FLAG_QUANTILE_GUESS, StatsColumn
+from gvr_topk.constants import FLAG_PDL, FLAG_QUANTILE_GUESS
 from gvr_topk.ops import launch as launch_op
 from gvr_topk.policy import parse_path, plan
 from gvr_topk.state import TopkState
@@ -118,21 +117,7 @@ def prepare_ours(chain: Chain, variant: Variant = VARIANTS[HINTED]) -> Prepared:
         return indices if row_slot is None else indices[row_slot.to(torch.int64)]
 
     carries = tuple(tensor for tensor in (words, indices) if tensor is not None)
-    return Prepared(
-        launch, results, carries, None if indices is None else carried, _statistics(chain, launch)
-    )
-
-
-def _statistics(chain: Chain, launch: Callable[[int, Tensor], None]) -> Callable[[int], Tensor]:
-    """What the op says of a step, which is launched once more."""
-
-    def statistics(step: int) -> Tensor:
-        shape = (chain.batch, len(StatsColumn))
-        stats = torch.zeros(shape, dtype=torch.int32, device=chain.logits.device)
-        launch(step, stats)
-        return stats
-
-    return statistics
+    return Prepared(launch, results, carries, None if indices is None else carried, statistics=launch)
 
 
 def prepare_prefill(chain: Chain, path: str) -> Prepared:
@@ -144,7 +129,7 @@ def prepare_prefill(chain: Chain, path: str) -> Prepared:
         given = (chain.logits[step], starts, chain.lengths_of(step), results[step], chain.k)
         launch_op(PrefillArguments(*given, stats=stats, path=int(parse_path(path))))
 
-    return Prepared(launch, results, statistics=_statistics(chain, launch))
+    return Prepared(launch, results, statistics=launch)
 
 
 SLICES = 8
