@@ -68,11 +68,11 @@ _SWITCHES = ("split_k", "sampled", "masks", "slices", "row_shards", "dcp")
 SHARED = (*_SIZES, "memory", "prefill_rows", "tensor_parallel", "logits_mb", *_SWITCHES)
 """Options that every engine gets as they are."""
 
-WARM_UP = {"sampler with penalties or other processors of logits", "masks of filtered logits"}
-"""Reasons for which vLLM itself samples its warm-up; no request of a trial is sampled so."""
-
-MANY_ROWS = "dcp of many rows"
-"""Reason for which vLLM itself merges what ranks have selected for a chunk of prompts."""
+LEFT_TO_VLLM = {
+    *("sampler with penalties or other processors of logits", "masks of filtered logits"),  # its warm-up's
+    "dcp of many rows",  # merging what ranks have selected for a chunk of prompts
+}
+"""Reasons for which vLLM itself may serve a call; no request of a trial is sampled so."""
 
 LEAST_SECONDS = 45
 """An engine is not started when less is left of the budget: most would end before their first case."""
@@ -149,11 +149,15 @@ def plan(options: SimpleNamespace) -> list[Specification]:
     return specifications
 
 
-def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any]:
-    """Run one engine in a process of its own: its result, ``evidence`` from its log, and its ``problem``."""
-    given, result, log = (work / f"{spec.name}.{end}" for end in ("spec.json", "result.json", "log"))
-    write_json(given, asdict(spec))
-    result.unlink(missing_ok=True)
+def run_engine(spec: Specification, options: SimpleNamespace, seconds: float) -> dict[str, Any]:
+    """Run one engine in a process of its own: its result, ``evidence`` from its log, and its ``problem``.
+
+    Whatever goes wrong is its problem, and the next engine follows.
+    """
+    if options.budget and seconds < LEAST_SECONDS:
+        return _identity(spec) | {"problem": f"{spec.name}: left out, {max(seconds, 0):.0f} s were left"}
+    ends = ("spec.json", "result.json", "log")
+    given, result, log = (options.work / f"{spec.name}.{end}" for end in ends)
     command = [sys.executable, "-m", "eval.engines.vllm_engine", str(given), str(result)]
     variables = VARIABLES | ({"GVR_TOPK_DISABLE": "1"} if spec.mode == STOCK else {})
     variables |= {"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": str(spec.logits_mb)}
@@ -161,14 +165,24 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
     variables |= {ENABLE_SAMPLER: "" if spec.samples else "0"}  # the default, unless top-k is on trial alone
     variables |= (SEVERAL_GPUS if spec.in_workers else {}) | ({} if spec.split_k else NO_SPLIT_K)
     try:
+        if spec.part == SAMPLER:  # one dense layer: the step is short, and most of it is the head
+            write_model(Path(spec.model), 1, 0, spec.shapes, SAMPLER_VOCABULARY)
+            write_tokenizer(Path(spec.model), SAMPLER_VOCABULARY)
+        else:
+            write_model(Path(spec.model), LAYERS, spec.drafts, spec.shapes)
+        write_json(given, asdict(spec))
+        result.unlink(missing_ok=True)
         with mock.patch.dict(os.environ, variables):
             run_command(command, log, timeout_s=seconds)
+        evidence = read_evidence(output_lines(log, command))
+        got: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return got | {"evidence": list(evidence.lines), "problem": problem(spec, got, evidence.active)}
     except CommandError as error:
         done = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
         return _identity(spec) | done | {"problem": f"{spec.name}: {error}"}
-    evidence = read_evidence(output_lines(log, command))
-    got: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-    return got | {"evidence": list(evidence.lines), "problem": problem(spec, got, evidence.active)}
+    except Exception as error:
+        traceback.print_exc()
+        return _identity(spec) | {"problem": f"{spec.name}: {type(error).__name__}: {error}"}
 
 
 def _identity(spec: Specification) -> dict[str, Any]:
@@ -185,7 +199,7 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
     else:
         served = {call["reason"] for call in result["calls"] if call["path"] == "gvr_topk"}
         originals = {call["reason"] for call in result["calls"] if call["path"] != "gvr_topk"}
-        originals -= {*WARM_UP, MANY_ROWS}
+        originals -= LEFT_TO_VLLM
         if not active:
             return f"{spec.name}: its log does not say that ours was on"
         if originals:
@@ -281,7 +295,7 @@ def main(
     engines: list[dict[str, Any]] = []
     for spec in specifications:
         left = budget - (time.monotonic() - begun) if budget else seconds
-        engines.append(_run_engine(spec, options, min(left, seconds)))
+        engines.append(run_engine(spec, options, min(left, seconds)))
         write_json(out, report(engines, options))
         print(_summary(spec, engines[-1]), flush=True)
     write_json(
@@ -299,22 +313,6 @@ def parse(given: Mapping[str, Any]) -> SimpleNamespace:
         setattr(options, name, integers(f"--{name}", given[name], least))
     (options.model_shapes,) = names_of("--model-shapes", given["model_shapes"], tuple(SHAPES))
     return options
-
-
-def _run_engine(spec: Specification, options: SimpleNamespace, seconds: float) -> dict[str, Any]:
-    """Run one engine; whatever goes wrong is its problem in the result, and the next one follows."""
-    if options.budget and seconds < LEAST_SECONDS:
-        return _identity(spec) | {"problem": f"{spec.name}: left out, {max(seconds, 0):.0f} s were left"}
-    try:
-        if spec.part == SAMPLER:  # one dense layer: the step is short, and most of it is the head
-            write_model(Path(spec.model), 1, 0, spec.shapes, SAMPLER_VOCABULARY)
-            write_tokenizer(Path(spec.model), SAMPLER_VOCABULARY)
-        else:
-            write_model(Path(spec.model), LAYERS, spec.drafts, spec.shapes)
-        return run_engine(spec, options.work, seconds)
-    except Exception as error:
-        traceback.print_exc()
-        return _identity(spec) | {"problem": f"{spec.name}: {type(error).__name__}: {error}"}
 
 
 def report(engines: Sequence[dict[str, Any]], options: SimpleNamespace) -> dict[str, Any]:
