@@ -65,14 +65,26 @@ def run_record(key: str, labels: dict[str, Any], figures: dict[str, float | None
     return RunRecord(key, labels, [], {}, {}, "", 0.0, figures, [], None)
 
 
-class Campaign:
-    """A campaign's verb, run against programs of `folder`, which keep the words of their calls."""
+FAKE = """
+import json, sys
+from pathlib import Path
+state, samples, hook, arguments = Path({state!r}), Path({samples!r}), {hook!r}, sys.argv[1:]
+with state.joinpath("calls").open("a") as stream:
+    stream.write(json.dumps(arguments) + "\\n")
+"""
+"""How the program of a campaign begins: it keeps the words of its calls."""
 
-    def __init__(self, folder: Path, monkeypatch: Any) -> None:
+
+class Campaign:
+    """A campaign's verb, run against a program of `folder`, of which the `body` is what a test file gives."""
+
+    def __init__(self, folder: Path, monkeypatch: Any, program: str, body: str) -> None:
         self.state = folder / "state"
         self.state.mkdir()
         self.out = folder / "out"
         self.programs = folder / "bin"
+        begin = FAKE.format(state=str(self.state), samples=str(SAMPLES), hook=HOOK_LINE)
+        write_program(self.programs, program, begin + body)
         monkeypatch.setenv("PATH", f"{self.programs}:/usr/bin:/bin")
 
     @property

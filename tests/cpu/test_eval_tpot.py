@@ -33,27 +33,17 @@ TEXT = (*PROMPTS[:2], "--entry", "1")
 """Prompts of token ids, which trtllm-bench takes, and of text, which the client of a server sends."""
 
 FAKE_BENCH = """
-import json, sys
-from pathlib import Path
-state, samples = Path({state!r}), Path({samples!r})
-arguments = sys.argv[1:]
 value = lambda name: arguments[arguments.index(name) + 1]
-with state.joinpath("calls").open("a") as stream:
-    stream.write(json.dumps(arguments) + "\\n")
 dataset = Path(value("--dataset")).read_text().splitlines()
 assert len(dataset) >= int(value("--num_requests")), dataset
 config = value("--config")
 side = "on" if config.endswith("_on.yaml") else "off"
 if side == "on":
-    print({hook!r})
+    print(hook)
 number = int(Path(value("--report_json")).stem.rpartition("_")[2])
-if state.joinpath("fail").exists() and state.joinpath("fail").read_text() == f"{{side}} {{number}}":
-    print("NCCL error")
-    sys.exit(9)
 mtp = "mtp1" if "mtp1" in config else "mtp0"
-tpot = (10.0 if side == "off" else 9.0) + number / 100
-report = json.loads(samples.joinpath(f"trtllm_bench_{{mtp}}.json").read_text())
-report["streaming_metrics"]["avg_tpot_ms"] = tpot
+report = json.loads(samples.joinpath(f"trtllm_bench_{mtp}.json").read_text())
+report["streaming_metrics"]["avg_tpot_ms"] = (10.0 if side == "off" else 9.0) + number / 100
 Path(value("--report_json")).write_text(json.dumps(report))
 """
 
@@ -62,12 +52,9 @@ class Bench(Campaign):
     """Fake tools on PATH, and the script run against them."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(folder, monkeypatch)
-        bench = FAKE_BENCH.format(state=str(self.state), samples=str(SAMPLES), hook=HOOK_LINE)
-        write_program(self.programs, "trtllm-bench", bench)
-        write_program(
-            self.programs, "vllm", f"import runpy\nrunpy.run_path({FAKES!r}, run_name='__main__')\n"
-        )
+        super().__init__(folder, monkeypatch, "trtllm-bench", FAKE_BENCH)
+        serve = f"import runpy\nrunpy.run_path({FAKES!r}, run_name='__main__')\n"
+        write_program(self.programs, "vllm", serve)
 
     def write_server(self, says: str, status: int = 200) -> None:
         """A server without the integration, or its client."""

@@ -59,13 +59,8 @@ def test_difference_is_that_of_a_linear_model(count: int) -> None:
     assert got.error == pytest.approx(math.sqrt(sum(parts)))
     same = drift_free_difference([1.0] * count, [1.0] * count, resolution=0.01)
     assert same.error == pytest.approx(0.01 / math.sqrt(12) * math.sqrt(inverse[2, 2]))
-
-
-def test_rounding_is_the_least_spread() -> None:
-    values = [1.0] * 4
-    assert drift_free_difference(values, values).error == pytest.approx(0, abs=1e-12)
-    wide = drift_free_difference(OFF, ON)
-    assert drift_free_difference(OFF, ON, resolution=0.01).error == wide.error
+    assert drift_free_difference([1.0] * count, [1.0] * count).error == pytest.approx(0, abs=1e-12)
+    assert drift_free_difference(OFF[:count], ON[:count], resolution=0.01).error == got.error
 
 
 # ---------------------------------------------------------------- looks
@@ -91,13 +86,9 @@ def test_p_values_are_students_over_the_share() -> None:
     assert p_above([], 0.0) == 1.0
 
 
-def test_the_smallest_p_value_over_the_looks_stays() -> None:
+def test_the_smallest_p_value_stays_and_bounds_are_where_it_is_the_error_rate() -> None:
     looks = looks_at(OFF, ON)
     assert p_above(looks, -0.5) == min(p_above([look], -0.5) for look in looks)
-
-
-def test_bounds_are_where_the_p_value_is_the_error_rate() -> None:
-    looks = looks_at(OFF, ON)
     low, high = bounds(looks, 0.03)
     assert p_above(looks, low) == pytest.approx(0.03)
     assert p_below(looks, high) == pytest.approx(0.03)
@@ -174,39 +165,32 @@ def _shifted(by: float) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("off", "on", "verdict"),
+    ("off", "on", "margin", "verdict"),
     [
-        (BASE, _shifted(0.0), "within"),
-        (BASE, _shifted(2.0), "within"),  # a gain is never a regression
-        (BASE, _shifted(-0.1), "within"),
-        (BASE, _shifted(-2.0), "regression"),
-        (BASE, _shifted(-0.5), "inconclusive"),  # a loss of just the margin
-        ([85.0, 95.0] * 4, [95.0, 85.0] * 4, "inconclusive"),  # too noisy to exclude anything
-        (BASE[:3], _shifted(0.0)[:3], "inconclusive"),  # before the first look
-        ([], [], "inconclusive"),
-        ([90.0] * 8, [90.0] * 8, "within"),
-        ([90.0] * 8, [89.0] * 8, "regression"),
-        ([90.0] * 8, [89.5] * 8, "inconclusive"),
+        (BASE, _shifted(0.0), 0.5, "within"),
+        (BASE, _shifted(2.0), 0.5, "within"),  # a gain is never a regression
+        (BASE, _shifted(-0.1), 0.5, "within"),
+        (BASE, _shifted(-2.0), 0.5, "regression"),
+        (BASE, _shifted(-0.5), 0.5, "inconclusive"),  # a loss of just the margin
+        ([85.0, 95.0] * 4, [95.0, 85.0] * 4, 0.5, "inconclusive"),  # too noisy to exclude anything
+        (BASE[:3], _shifted(0.0)[:3], 0.5, "inconclusive"),  # before the first look
+        ([], [], 0.5, "inconclusive"),
+        ([90.0] * 8, [90.0] * 8, 0.5, "within"),
+        ([90.0] * 8, [90.0] * 8, 0.02, "within"),
+        ([90.0] * 8, [90.0] * 8, 0.003, "inconclusive"),  # two decimals hide differences of 0.01
+        ([90.0] * 8, [89.0] * 8, 0.5, "regression"),
+        ([90.0] * 8, [89.5] * 8, 0.5, "inconclusive"),
     ],
 )
-def test_verdict_about_a_margin(off: list[float], on: list[float], verdict: str) -> None:
-    (got,) = decide([(off, on)], 1, margins=[0.5], resolution=0.01)
-    assert (got.verdict, got.repetitions, got.margin) == (verdict, len(off), 0.5)
+def test_verdict_about_a_margin(off: list[float], on: list[float], margin: float, verdict: str) -> None:
+    (got,) = decide([(off, on)], 1, margins=[margin], resolution=0.01)
+    assert (got.verdict, got.repetitions, got.margin) == (verdict, len(off), margin)
 
 
 @pytest.mark.parametrize(("shift", "verdict"), [(-1.0, "faster"), (1.0, "slower"), (0.0, "open")])
 def test_verdict_about_times(shift: float, verdict: str) -> None:
     (got,) = decide([(BASE, _shifted(shift))], 1)
     assert (got.verdict, got.margin) == (verdict, None)
-
-
-def test_a_verdict_changes_where_the_p_value_reaches_its_share() -> None:
-    look = drift_free_difference(BASE, _shifted(0.0))
-    half = stats.t.isf(0.05 * LOOKS[8], look.freedom) * look.error
-    for end, inside, outside in ((half, "within", "inconclusive"), (-half, "inconclusive", "regression")):
-        edge = -0.5 + end - look.difference
-        for shift, verdict in ((edge + 1e-6, inside), (edge - 1e-6, outside)):
-            assert decide([(BASE, _shifted(shift))], 1, margins=[0.5])[0].verdict == verdict
 
 
 def test_interval_and_estimate_of_a_decision() -> None:
@@ -239,13 +223,6 @@ def test_a_verdict_changes_at_a_look_only() -> None:
     )
     assert first.p_good == second.p_good and first.verdict == second.verdict == "inconclusive"
     assert third.verdict == "within"
-
-
-def test_printed_scores_that_agree_are_not_exact() -> None:
-    """Two decimals hide differences of 0.01, so that a margin as small is not shown by equal scores."""
-    for margin, verdict in ((0.003, "inconclusive"), (0.02, "within")):
-        (got,) = decide([([90.0] * 8, [90.0] * 8)], 1, margins=[margin], resolution=0.01)
-        assert got.verdict == verdict
 
 
 # ---------------------------------------------------------------- the simulation
