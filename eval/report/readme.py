@@ -222,7 +222,7 @@ def common_values(files: Results) -> tuple[dict[str, Any], Index, dict[str, Any]
         "peers": peers,
         "each_launches": " or ".join(f"{each:,}" for each in sorted(launches)),
         "ratios": [{"name": name, **ratios[impl]} for impl, name in peers.items() if impl in ratios],
-        "faster": [f"{named[impl]} at {_where(cells)}" for impl, cells in cells_where_faster(index).items()],
+        "faster": [f"{named[impl]} at {cells}" for impl, cells in cells_where_faster(index).items()],
         "selections": selections(bench, peers),
         "host": host_time(files),
         "stress": stressed(files),
@@ -389,22 +389,19 @@ def blocks(index: Index) -> list[str]:
     return [f"{shape_name(*shape)} {both(key)} ({both(key, 'torch_')})" for shape, key in keys.items()]
 
 
-def cells_where_faster(index: Index) -> dict[str, dict[str, float]]:
+def cells_where_faster(index: Index) -> dict[str, str]:
     """For each implementation that is faster than this package: at which cells, and how many times."""
     names = {cell["key"]: cell_name(cell) for cell in index.cells()}
-    found = {
-        other: {names[k]: 1 / ratio for k, ratio in index.ratios(other, HINTED).items() if ratio < 1 - NOISE}
-        for other in (PAPER, *BASELINES)
-    }
-    return {other: cells for other, cells in found.items() if cells}
-
-
-def _where(cells: Mapping[str, float]) -> str:
-    """Cells and how many times as fast, the largest first."""
-    named = sorted(cells.items(), key=lambda cell: -cell[1])
-    told = ", ".join(f"{cell} ({ratio:.2f} times)" for cell, ratio in named[:MOST_NAMED])
-    rest = len(named) - MOST_NAMED
-    return f"{told}{f' and {rest} more' if rest > 0 else ''}"
+    found = {}
+    for other in (PAPER, *BASELINES):
+        times = {
+            names[key]: 1 / ratio for key, ratio in index.ratios(other, HINTED).items() if ratio < 1 - NOISE
+        }
+        most = sorted(times, key=times.__getitem__, reverse=True)
+        told = ", ".join(f"{cell} ({times[cell]:.2f} times)" for cell in most[:MOST_NAMED])
+        if most:
+            found[other] = told + f" and {len(most) - MOST_NAMED} more" * (len(most) > MOST_NAMED)
+    return found
 
 
 def worst_launches(index: Index) -> dict[str, Any] | None:

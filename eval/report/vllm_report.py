@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -292,8 +292,11 @@ def compared_rows(trials: Files) -> dict[str, Any] | None:
     }
 
 
-def _cases(trial: Data) -> Iterator[tuple[tuple[int, int], str, dict[str, Any]]]:
-    """Length and batch, mode, and what was timed of a case, as far as it was."""
+def _by_case(trial: Data) -> dict[tuple[int, int], dict[str, dict[str, Any]]]:
+    """What was timed, by length and batch, and by mode, as far as it was."""
+    found: defaultdict[tuple[int, int], dict[str, dict[str, Any]]] = defaultdict(
+        lambda: {mode: {} for mode in MODES}
+    )
     for engine in trial["engines"]:
         for case in engine.get("cases", ()) if engine["mode"] in MODES else ():
             profile = case.get("profile") or {}
@@ -302,23 +305,13 @@ def _cases(trial: Data) -> Iterator[tuple[tuple[int, int], str, dict[str, Any]]]
                 for name, times in (profile.get("kernels") or {}).items()
                 if "::moe::" not in name  # the experts' top-k
             }
-            figures = {
+            found[case["length"], case["batch"]][engine["mode"]] |= {
                 "kernels": kernels,
                 "topk_us": next(iter(kernels.values())) if len(kernels) == 1 else None,
                 "step_ms": case.get("decode_ms_median"),
                 "gpu_ms": profile["gpu_us_per_step"] / 1000 if profile.get("gpu_us_per_step") else None,
                 "prefill": (case.get("prefill") or {}).get("shapes", ()),
             }
-            yield (case["length"], case["batch"]), engine["mode"], figures
-
-
-def _by_case(trial: Data) -> dict[tuple[int, int], dict[str, dict[str, Any]]]:
-    """What was timed, by case and mode."""
-    found: defaultdict[tuple[int, int], dict[str, dict[str, Any]]] = defaultdict(
-        lambda: {mode: {} for mode in MODES}
-    )
-    for case, mode, figures in _cases(trial):
-        found[case][mode] |= figures
     for modes in found.values():
         for mode, ms in prefill_times(*(modes[mode].get("prefill", ()) for mode in MODES)).items():
             modes[mode]["prefill_ms"] = ms
