@@ -17,9 +17,8 @@ the queue of launches never fills. Ways take turns, and each figure is the media
 from __future__ import annotations
 
 import functools
-import gc
 import statistics
-import time
+import timeit
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -94,15 +93,10 @@ def their_calls(chain: Chain, folder: Path | None) -> tuple[dict[str, Call], dic
 
 def microseconds(call: Call, calls: int, wait: Callable[[], object]) -> float:
     """Host time of a call, over so many, of which none waits for the device."""
-    taken, left = 0.0, calls
-    while left > 0:
-        few = min(left, CALLS_PER_WAIT)
+    timer, taken = timeit.Timer(call), 0.0  # which lets no garbage be collected meanwhile
+    for left in range(calls, 0, -CALLS_PER_WAIT):
         wait()
-        started = time.perf_counter()
-        for _ in range(few):
-            call()
-        taken += time.perf_counter() - started
-        left -= few
+        taken += timer.timeit(min(left, CALLS_PER_WAIT))
     wait()
     return 1e6 * taken / calls
 
@@ -112,15 +106,9 @@ def measure(calls: Mapping[str, Call], wait: Callable[[], object], count: int) -
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         microseconds(call, WARM_CALLS, wait)
-    collects = gc.isenabled()
-    gc.disable()  # or a collection that some call happens to trigger counts as its time
-    try:
-        for _ in range(TURNS):
-            for name, call in calls.items():
-                taken[name].append(microseconds(call, count, wait))
-    finally:
-        if collects:
-            gc.enable()
+    for _ in range(TURNS):
+        for name, call in calls.items():
+            taken[name].append(microseconds(call, count, wait))
     return [
         {
             "call": name,
