@@ -3,8 +3,6 @@
 ``python -m eval`` lists the verbs; ``python -m eval VERB --help`` says more of one.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os

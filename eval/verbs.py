@@ -3,8 +3,6 @@
 Every verb ends with a status of `eval.common.status`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 HOPPER = "one, Hopper or later"

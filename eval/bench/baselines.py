@@ -26,8 +26,6 @@ calls it: its output is allocated beforehand where its interface allows that, an
 Each step's tensors are made beforehand too, so that a launch costs the host no more than the operator does.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import functools

@@ -27,8 +27,6 @@ those of the same run alone.
 ``compare`` and ``readme`` read the file.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What the kernel benchmark measures: shapes and kinds of rows, and how chains of them are made."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence

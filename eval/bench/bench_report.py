@@ -1,7 +1,5 @@
 """What the kernel benchmark's JSON says: its layout, its figures by cell, ratios, and who was measured."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence

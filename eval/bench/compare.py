@@ -9,8 +9,6 @@ decode whose rows are others in one of the files are left out. Files of differen
 in which a result of this package is wrong.
 """
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 from typing import Annotated

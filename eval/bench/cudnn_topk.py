@@ -8,8 +8,6 @@ It needs a C compiler and the static CUDA runtime, but no GPU. Each kernel is a 
 by `cudnn_function`, and called through apache-tvm-ffi; its arguments are those of ``launch_topk_kernel``.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

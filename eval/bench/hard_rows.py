@@ -1,7 +1,5 @@
 """Rows that have broken top-k kernels: ties at the k-th place, and values that share leading digits."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

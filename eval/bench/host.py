@@ -14,8 +14,6 @@ the queue of launches never fills. Ways take turns, and each figure is the media
 `torch.Tensor.zero_` of one element: hardly more than a launch.
 """
 
-from __future__ import annotations
-
 import functools
 import statistics
 import timeit

@@ -6,8 +6,6 @@ with the state that the step before the first one has left, on poisoned outputs 
 in the L2 cache; its time divided by its launches is the cost that a captured decode step pays per call.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -5,8 +5,6 @@ consumers, each of which selects in the blocks that the step before has publishe
 and no launch finds the rows that it reads in a cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

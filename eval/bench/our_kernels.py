@@ -3,8 +3,6 @@
 This is the one module of the evaluation that knows how the benchmark's implementations call the op.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from dataclasses import dataclass

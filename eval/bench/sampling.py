@@ -13,8 +13,6 @@ It needs ``sampling.so`` (flashinfer-python 0.7.2's ``sampling`` module, compile
 distribution: of these it is counted how many the filters, taken exactly, do not keep (``outside``).
 """
 
-from __future__ import annotations
-
 import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence

@@ -11,8 +11,6 @@ both GPUs, and ``one round`` the same with records of k words, which go round on
 rows and selects in them. Every way's own positions are compared with what one GPU selects of the whole rows.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -8,8 +8,6 @@ which is ``torch.topk``, does, and ``smallest`` those of the other end; ``unsort
 indices, ``mask`` marks the items, and ``op`` is the decode op with a fill of its lengths.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -7,8 +7,6 @@
 `vllm_function`, and called through apache-tvm-ffi.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -25,8 +25,6 @@ An interrupted evaluation goes on where it stopped when the same command is give
 and GPU.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 import statistics

@@ -1,7 +1,5 @@
 """The two configurations of a comparison, put together from ``configs``, may differ in one thing only."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from pprint import pformat

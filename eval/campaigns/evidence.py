@@ -10,8 +10,6 @@ Resuming must never mix two builds, and a version number alone does not tell a r
 before. The engine's programs may belong to another Python than this one, so its interpreter is asked.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

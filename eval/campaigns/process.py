@@ -1,7 +1,5 @@
 """Run a command with its output in a log file, and say precisely what went wrong when it fails."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import shlex

@@ -1,7 +1,5 @@
 """One fixed prompt, read from the file formats that are in use."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

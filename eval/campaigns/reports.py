@@ -5,8 +5,6 @@ Formats follow the 1.2 releases of TensorRT-LLM: ``tensorrt_llm/evaluate``,
 returns plain figures and raises `ReportError` with what was looked for.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated, TypeVar

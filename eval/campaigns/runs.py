@@ -1,7 +1,5 @@
 """The runs of a campaign: a plan, the loop that does what is not yet done, and what comes of it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
@@ -72,7 +70,7 @@ class PlannedRun:
     def key(self) -> str:
         return text_hash(json.dumps(self.identity, sort_keys=True))
 
-    def do(self, lock: int, limits: Limits) -> dict[str, Any]:
+    def do(self, lock: int, limits: "Limits") -> dict[str, Any]:
         """Run the commands; what goes into the record."""
         if self.report is not None:
             self.report.parent.mkdir(parents=True, exist_ok=True)

@@ -5,8 +5,6 @@ a hash of its full command, of its place in the plan, of the content of every fi
 build it runs on, so an edited configuration or a new build is never mixed with figures measured before.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
@@ -60,7 +58,7 @@ class RunStore:
         self.folder = folder
         self.lock = -1
 
-    def __enter__(self) -> RunStore:
+    def __enter__(self) -> "RunStore":
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:

@@ -28,8 +28,6 @@ target for another machine. A run counts only if its log shows that the heuristi
 other side). The same command goes on where an interrupted one stopped, on the same builds and GPU.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

@@ -1,7 +1,5 @@
 """Table of the TPOT comparison, with the paper's figures beside."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

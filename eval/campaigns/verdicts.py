@@ -6,8 +6,6 @@ which spends a share of the error rate (a Bonferroni split); `holm` adjusts for 
 says why, and what that is worth.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

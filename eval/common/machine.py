@@ -1,7 +1,5 @@
 """Where and with what a measurement was made, and JSON files that survive an interrupted run."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

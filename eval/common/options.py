@@ -1,7 +1,5 @@
 """Command-line options that several verbs share, and checks of them."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Folders of the checkout."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]

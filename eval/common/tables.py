@@ -1,7 +1,5 @@
 """Text tables that read well in a terminal and render as Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -1,7 +1,5 @@
 """The time that some work takes, on a GPU or on the processor."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ The decode top-k is ``SparseIndexerTopk.forward``, the prefill top-k the op
 ``_merge_dcp_topk_global``; all are wrapped whatever they run by then.
 """
 
-from __future__ import annotations
-
 import importlib
 import statistics
 from collections import defaultdict
@@ -48,7 +46,9 @@ class Wrapped:
         self._call(*args)
 
 
-def observe(patches: Transaction, comparison: Comparison | None, times: PrefillTimes | None = None) -> None:
+def observe(
+    patches: Transaction, comparison: "Comparison | None", times: "PrefillTimes | None" = None
+) -> None:
     """Put a comparison around both calls of this process, and times around the prefill call."""
     stage = importlib.import_module("vllm.model_executor.layers.indexer_topk").SparseIndexerTopk
     # With this module our plugin replaces the op, and what is put around it here sees ours.

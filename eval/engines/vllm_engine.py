@@ -4,8 +4,6 @@ What a captured graph runs is settled when it is captured, so every mode needs a
 process, which gives the GPU's memory back.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import itertools

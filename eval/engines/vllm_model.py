@@ -3,8 +3,6 @@
 The attention, the indexer and its k have the real sizes; depth, experts and vocabulary are small.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

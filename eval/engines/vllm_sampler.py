@@ -4,8 +4,6 @@
 are judged one by one on the CPU, with the exact masses of `gvr_topk.sampling.reference`.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

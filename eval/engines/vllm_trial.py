@@ -16,8 +16,6 @@ samples, vLLM's and ours in turns. Its drafts are n-grams. With ``--masks`` vLLM
 which are compared and timed, too.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import itertools

@@ -4,8 +4,6 @@ vLLM mixes `Observed` into its worker class (``worker_extension_cls``), calls `i
 worker once its GPU is chosen and before the model is loaded, and the other methods by ``collective_rpc``.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections import Counter

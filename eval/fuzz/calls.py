@@ -4,8 +4,6 @@ An op of a case is a function that makes the tensors and returns the call: each 
 outputs with guard columns, and yields ``(name, got, wanted)``.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator

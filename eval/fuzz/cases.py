@@ -4,8 +4,6 @@ The tensors of a case are drawn from its seed (`eval.fuzz.calls`), so a case can
 kind of device from what it prints.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -126,7 +124,7 @@ class Case:
         return {name: value for name, value in asdict(self).items() if value != _DEFAULTS.get(name, MISSING)}
 
     @classmethod
-    def of_json(cls, text: str) -> Case:
+    def of_json(cls, text: str) -> "Case":
         """The case of what `as_json` gave."""
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value

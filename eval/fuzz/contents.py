@@ -1,7 +1,5 @@
 """What the score rows of random calls hold, kind by kind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random tensors of the fuzzer and of the stress runs."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -19,8 +19,6 @@ With ``--beside`` a neighbour of `eval.stress.stress_neighbours` works on anothe
 several take turns.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import shlex

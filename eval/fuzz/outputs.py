@@ -1,7 +1,5 @@
 """What calls of decode and of prefill write, of which the fuzzer and the stress runs check every word."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -18,8 +18,6 @@ constants. Where sources change and the digest does not, the GPU runs what was m
 nothing of host code, which plans and makes the launches.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.metadata

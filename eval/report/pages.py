@@ -1,7 +1,5 @@
 """Render a page's figures from a template: Markdown, of which paragraphs and items are filled anew."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The pictures of the pages: a line for each implementation over the length of a row."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Result files of the pages, and which kernels their figures are of, as Git and the machine code say."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -12,8 +12,6 @@ names a commit which this history does not have.
     python -m eval readme --check
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

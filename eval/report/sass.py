@@ -13,8 +13,6 @@ It does not see lanes that part in a kernel without a BSSY ahead, nor whether la
 `SAME_IN_ALL_LANES` says. What explains a finding is known by its file and the beginning of its source line.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set

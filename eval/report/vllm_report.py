@@ -1,7 +1,5 @@
 """Figures of docs/engine_evidence.md, from the files of ``vllm-trial``."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Such a build (``cpp/stress/converged.h``) counts the lanes that reach each colle
 come without the whole of their warp. Where any do, `GUARDED_BY` has to say what brings them together.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import re

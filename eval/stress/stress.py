@@ -26,8 +26,6 @@ device say how many launches ran wholly while a kernel was rewriting, because no
 change a result.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

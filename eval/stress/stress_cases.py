@@ -1,7 +1,5 @@
 """What stress runs launch: configurations, chains of rows, and contents to rewrite tensors with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The compiled helpers of stress runs: the library of neighbours, and what a chaos build exports."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -6,8 +6,6 @@ the neighbour's kernels queued, each of a few tenths of a millisecond. Groups ar
 lie on other SMs.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable
@@ -113,7 +111,7 @@ class Neighbour:
             self.groups += 1
             self._enqueue()
 
-    def __enter__(self) -> Neighbour:
+    def __enter__(self) -> "Neighbour":
         self.feed()
         self.groups, self.idle = len(self._queued), 0
         return self

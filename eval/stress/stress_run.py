@@ -1,7 +1,5 @@
 """Stress runs: launches beside neighbours and under delays, and launches whose arguments are rewritten."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections import Counter, deque
@@ -44,7 +42,7 @@ class Limits:
     def reached(self) -> bool:
         return time.monotonic() > self.deadline
 
-    def within(self, seconds: float) -> Limits:
+    def within(self, seconds: float) -> "Limits":
         """The same, but for at most so many seconds from now."""
         return Limits(min(self.deadline, time.monotonic() + seconds), self.hang_seconds)
 

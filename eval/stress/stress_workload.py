@@ -9,8 +9,6 @@ A second buffer holds what should be there once all launches have run, so that o
 everything and puts poison back where the next launches write.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
