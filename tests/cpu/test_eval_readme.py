@@ -10,38 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from bench_data import file_of, result
 
-from eval.bench.bench_cases import EngineRows, Sources, all_cells
-from eval.bench.bench_report import ALL, FLOOR, MEASURED
-from eval.common.machine import write_json
 from eval.common.paths import ROOT
 from eval.report import provenance, readme
-from gvr_topk.evaluation.synthetic import LayerGenerator
 
 
 class TestReadmeTable:
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """Result files of a whole benchmark with made-up figures, beside the real other ones."""
+        """A copy of all result files in one folder, those of the pages' GPU before others', to be changed."""
         folder = tmp_path / "results" / "h1"
         folder.mkdir(parents=True)
         others = set(readme.RESULTS.parent.glob("*/*.json")) - set(readme.RESULTS.glob("*"))
-        for path in (*sorted(others), *readme.RESULTS.glob("*.json")):  # of the pages' GPU, if it has one
-            if not path.stem[-2:].startswith("_"):  # of several runs the first
+        for path in (*sorted(others), *readme.RESULTS.glob("*.json")):
+            if not path.stem[-2:].startswith("_") or path.stem == "fuzz_1":  # of several runs the first
                 shutil.copy(path, folder)
-        sources = Sources([LayerGenerator(20, 32513, 256)], [EngineRows("e", (torch.zeros(8, 65559),))])
-        results = []
-        for cell in all_cells(sources):
-            for impl in (*(impl for impl in ALL if cell.group in MEASURED[impl]), FLOOR):
-                exact = None if impl == FLOOR else True
-                us = 4.0 if impl == "hinted" else 8.0
-                results.append((cell, result(cell, impl, us, exact, worst_us=9.0, run=0)))
-        data = file_of(*results)
-        data["runs"][0]["sets_in_20_runs"] = dict.fromkeys(ALL, 1)
-        write_json(folder / "bench.json", data)
-        shutil.copy(ROOT / "eval" / "results" / readme.GPU / "fuzz_1.json", folder)
         monkeypatch.setattr(readme, "RESULTS", folder)
         monkeypatch.setattr(readme, "PICTURES", tmp_path)
         return folder
@@ -57,14 +40,11 @@ class TestReadmeTable:
         def change(data: dict[str, Any]) -> None:
             data["runs"].append(data["runs"][0])
             for its in data["results"]:
-                if its["impl"] == "flashinfer_deterministic":
-                    its["run"] = 1
+                its["run"] = int(its["impl"] == "flashinfer_deterministic")
 
-        ratio = "FlashInfer, deterministic 2.00 (2.00,"
-        assert ratio in " ".join(readme.performance().split())
+        assert ", deterministic |" in readme.results()
         self.changed(folder / "bench.json", change)
-        assert "| 131,072 x 64 | 4.0 | 8.0 | 8.0 |" in readme.results()  # and no column of FlashInfer's
-        assert ratio not in " ".join(readme.performance().split())
+        assert ", deterministic |" not in readme.results()
 
     def test_figures_of_older_kernels_are_said_to_be_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         quoted = {
@@ -129,7 +109,11 @@ class TestReadmeTable:
                 "runs on one kind of",
             ),
             ("bench", lambda data: data["results"][0].update(exact=False), "exact results"),
-            ("bench", lambda data: data["runs"][0]["sets_in_20_runs"].update(hinted=2), "one selection"),
+            (
+                "bench",
+                lambda data: data["runs"].insert(0, data["runs"][0] | {"sets_in_20_runs": {"hinted": 2}}),
+                "one selection",
+            ),
             ("stress", lambda data: data["totals"].update(clean=False), "a clean run"),
             ("stress_chaos", lambda data: data["totals"].update(launches_with_delays=3), "delays in every"),
             ("stress_rewrite", lambda data: data.update(failure={"hang": True}), "no failure"),
