@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from eval_fakes import address, free_port, gone, serving, write_program
 
-from eval.campaigns.process import CommandError, http_status, run_command, running_server
+from eval.campaigns.process import CommandError, run_command, running_server
 
 
 def _python(code: str) -> list[str]:
@@ -32,37 +33,21 @@ def test_failure_names_command_status_and_tail(tmp_path: Path) -> None:
     assert "| first" not in text  # only the tail
 
 
-def test_timeout_ends_the_command_and_its_children(tmp_path: Path) -> None:
-    child = tmp_path / "child"
+@pytest.mark.parametrize("timeout_s", [None, 0.8])
+def test_children_end_with_the_command(tmp_path: Path, timeout_s: float | None) -> None:
+    """Where they outlive it, and where it is ended after its time."""
+    child, late = tmp_path / "child", timeout_s is not None
     code = (
-        "import subprocess, sys, time; from pathlib import Path\n"
+        "import subprocess, time; from pathlib import Path\n"
         f"p = subprocess.Popen(['sleep', '60']); Path({str(child)!r}).write_text(str(p.pid))\n"
-        "print('working', flush=True); time.sleep(60)"
+        f"print('working', flush=True); time.sleep({60 * late})"
     )
+    ended = pytest.raises(CommandError, match=r"no end after 0.8 s, ended by us[\s\S]*working")
     started = time.monotonic()
-    with pytest.raises(CommandError, match=r"no end after 0.8 s, ended by us[\s\S]*working"):
-        run_command(_python(code), tmp_path / "run.log", timeout_s=0.8)
+    with ended if late else contextlib.nullcontext():
+        run_command(_python(code), tmp_path / "run.log", timeout_s=timeout_s)
     assert time.monotonic() - started < 30
     assert gone(int(child.read_text()))
-
-
-def test_worker_that_outlives_its_parent_is_ended(tmp_path: Path) -> None:
-    child = tmp_path / "child"
-    code = (
-        "import subprocess; from pathlib import Path\n"
-        f"p = subprocess.Popen(['sleep', '60']); Path({str(child)!r}).write_text(str(p.pid))"
-    )
-    run_command(_python(code), tmp_path / "run.log")
-    assert gone(int(child.read_text()))
-
-
-def test_server_is_ready_in_the_block_and_gone_after(tmp_path: Path) -> None:
-    port = free_port()
-    command = [sys.executable, str(Path(__file__).with_name("eval_fakes.py")), "--port", str(port)]
-    url = f"http://127.0.0.1:{port}/health"
-    with running_server(command, tmp_path / "log", url, start_timeout_s=20, poll_s=0.02):
-        assert http_status(url) == 200
-    assert http_status(url) is None
 
 
 @pytest.mark.parametrize(
