@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench_data import short_chains as short_chains  # a fixture for all
 
 from eval.bench import baselines
 from eval.bench.bench_report import BASELINES
