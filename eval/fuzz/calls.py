@@ -143,9 +143,6 @@ def _guarded_words(wanted: Tensor, device: torch.device, *, gaps: bool = True) -
     return buffer[:, :columns].view(wanted.dtype).view(wanted.shape), buffer, expected
 
 
-# ---------------------------------------------------------------- the ops
-
-
 def _decode(case: Case, draw: Draw) -> Callable[[], Written]:
     device = draw.device
     logits, seq_lens, page_table = _logits(case, draw), _seq_lens(case, draw), _page_table(case, draw)
@@ -497,9 +494,6 @@ def _check_kind(what: str, kind: float) -> None:
         raise Mismatch(f"{what}: wanted a number up to {STATE_MASKED} first, got {kind}")
 
 
-# ---------------------------------------------------------------- scores, lengths and windows
-
-
 def strided(rows: int, width: int, pad: int, shift: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rows with `pad` elements of NaN behind each, in a buffer in which the first begins at `shift`."""
     buffer = torch.full((rows * (width + pad) + shift + 16,), float("nan"), dtype=dtype, device=device)
@@ -602,9 +596,6 @@ def windows(kind: str, rows: int, case: Case, draw: Draw) -> tuple[Tensor, Tenso
     return (upper, lower) if kind == "inverted" else (lower, upper)
 
 
-# ---------------------------------------------------------------- tables, offsets and given blocks
-
-
 def _page_table(case: Case, draw: Draw) -> Tensor | None:
     if not case.page_size:
         return None
@@ -650,9 +641,6 @@ def _given(kind: str, chosen: Tensor, case: Case, draw: Draw) -> Tensor:
     again[:, 1:] = blocks[:, 1:] == blocks[:, :-1]
     blocks = blocks.masked_fill(again, last).sort(dim=1).values
     return torch.where(blocks < last, blocks, -1)
-
-
-# ---------------------------------------------------------------- states of decode
 
 
 def _writers(case: Case, slots: int, row_slot: Tensor | None) -> dict[int, int]:

@@ -256,8 +256,6 @@ def rewritten_configurations() -> list[Configuration]:
     ]
 
 
-# ---------------------------------------------------------------- rows
-
 CHAINS = ("steady", "loose", "relu", "scaled", "moved", "masked", "rounded", "special")
 """Kinds of chain, taken in turn. The first two are what a predictor is made for; with the others it misses in
 some steps or in all, so that every way a launch can go is gone."""
@@ -301,9 +299,6 @@ def visible_lengths(configuration: Configuration, launch: int) -> int:
     if launch % 32 == 18:
         return max(configuration.next_n, configuration.k // 2)
     return longest
-
-
-# ---------------------------------------------------------------- contents that a tensor is rewritten with
 
 
 def seq_len_values(configuration: Configuration) -> list[int]:

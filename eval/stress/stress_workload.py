@@ -177,8 +177,6 @@ class Workload:
         ]
         self._graph = self._capture() if device == "cuda" else None
 
-    # ------------------------------------------------------------ what goes in
-
     def _make_inputs(self) -> None:
         c = self.configuration
         count = min(_REWRITABLE_SETS, self.launches) if self._rewritable else self._row_sets
@@ -232,8 +230,6 @@ class Workload:
         self.seq_lens = (lengths + self.row_starts).clamp(max=c.width).to(torch.int32)
         if c.offsets:
             self.offsets = 1000 * torch.arange(requests, dtype=torch.int32, device=self.device)
-
-    # ------------------------------------------------------------ what comes out
 
     def _make_words(self) -> None:
         c, layout = self.configuration, _Layout()
@@ -386,8 +382,6 @@ class Workload:
         self._is_guard = self._checked & (self.expected == GUARD)
         self._poisoned = self._is_result[self._segment_of] & ~self._is_guard
 
-    # ------------------------------------------------------------ running
-
     def _inputs(self, launch: int) -> tuple[Tensor, Tensor]:
         logits = self.logits[launch % len(self.logits), :, : self.configuration.width]
         return logits, self.seq_lens[launch % len(self.seq_lens)]
@@ -493,8 +487,6 @@ class Workload:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    # ------------------------------------------------------------ comparing
-
     def check(self) -> None:
         """Compare every word with the expected one, count, and poison the results, on the current stream."""
         library = neighbours_library()
@@ -545,8 +537,6 @@ class Workload:
             where = f"{self._layout.describe(word)}: wanted {int(self.expected[word])}, got {found[6]}"
         launches, wrong_launches, wrong_words, guard_words, wrong_hints = found[:5]
         return Counts(launches, wrong_launches, wrong_words, guard_words, wrong_hints, where)
-
-    # ------------------------------------------------------------ rewriting
 
     def tensor(self, name: str) -> Tensor:
         """A tensor that may be rewritten while launches run, two-dimensional, with inner stride 1."""

@@ -133,9 +133,6 @@ def test_failure_is_explained_and_the_others_go_on(bench: Bench) -> None:
     assert len(bench.results["decisions"][0]["on"]) == 6
 
 
-# ---------------------------------------------------------------- evidence, builds, faults
-
-
 def test_disabled_is_not_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GVR_TOPK_DISABLE", "1")
     result = bench.run("--runs", "1", "--task", "gsm8k")

@@ -81,9 +81,6 @@ def test_version_of_vllm_is_known_on_either_side() -> None:
     assert (got.version, got.active) == (None, True)
 
 
-# ---------------------------------------------------------------- builds
-
-
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An engine's environment: a tool on PATH, and packages that its Python finds."""

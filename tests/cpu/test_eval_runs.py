@@ -104,9 +104,6 @@ def test_repetitions_behind_a_gap_wait(off: list[int], on: list[int], count: int
     assert (compared.on, compared.acceptance_on, compared.decision.repetitions) == (wanted, (), count)
 
 
-# ---------------------------------------------------------------- the store
-
-
 LABELS = {"task": "t", "variant": "on", "repetition": 1}
 
 

@@ -32,9 +32,6 @@ RNG = np.random.default_rng(5)
 OFF, ON = RNG.normal(10, 1, (2, 32)).tolist()
 
 
-# ---------------------------------------------------------------- the estimate
-
-
 @pytest.mark.parametrize("count", [3, 4, 7, 32])
 def test_difference_is_that_of_a_linear_model(count: int) -> None:
     """Against fits by normal equations, with the standard error and the freedom of Welch's test."""
@@ -61,9 +58,6 @@ def test_difference_is_that_of_a_linear_model(count: int) -> None:
     assert same.error == pytest.approx(0.01 / math.sqrt(12) * math.sqrt(inverse[2, 2]))
     assert drift_free_difference([1.0] * count, [1.0] * count).error == pytest.approx(0, abs=1e-12)
     assert drift_free_difference(OFF[:count], ON[:count], resolution=0.01).error == got.error
-
-
-# ---------------------------------------------------------------- looks
 
 
 def test_the_shares_spend_the_error_rate_once() -> None:
@@ -100,9 +94,6 @@ def test_an_exact_difference_is_decided_off_the_bound_only() -> None:
     exact = [replace(look, difference=-0.5, error=0.0)]
     assert [p_above(exact, bound) for bound in (-0.6, -0.5, -0.4)] == [0.0, 1.0, 1.0]
     assert [p_below(exact, bound) for bound in (-0.6, -0.5, -0.4)] == [1.0, 1.0, 0.0]
-
-
-# ---------------------------------------------------------------- tasks
 
 
 def test_holm_rejects_as_the_closed_bonferroni_test() -> None:
@@ -153,8 +144,6 @@ def test_a_false_verdict_is_as_rare_as_the_page_says() -> None:
     )
     assert 1 <= wrong <= 0.05 * 300
 
-
-# ---------------------------------------------------------------- decisions
 
 BASE = [90.0, 90.2, 90.1, 90.0, 90.2, 90.1, 90.0, 90.2]
 
@@ -224,8 +213,6 @@ def test_a_verdict_changes_at_a_look_only() -> None:
     assert first.p_good == second.p_good and first.verdict == second.verdict == "inconclusive"
     assert third.verdict == "within"
 
-
-# ---------------------------------------------------------------- the simulation
 
 RESULTS = json.loads((ROOT / "eval" / "results" / "verdict_simulation.json").read_text())
 

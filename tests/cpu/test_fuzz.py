@@ -112,9 +112,6 @@ def test_oracles_agree(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(torch.equal(*pair) for pair in zip(*wanted, strict=True)), case
 
 
-# ---------------------------------------------------------------- what is found
-
-
 BROKEN_IN_EVERY_OP = {
     "one index": "first call: result",
     "guard": "result",
@@ -264,9 +261,6 @@ def test_a_wrong_page_table_of_the_op_is_found(op: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(cpu, "to_slots_of_requests", off_by_one)
     assert fuzzed(op)["failure"]["case"]["page_size"] > 0
-
-
-# ---------------------------------------------------------------- the command
 
 
 def invoke(*options: str) -> Ended:

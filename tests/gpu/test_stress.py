@@ -201,9 +201,6 @@ def test_rewritten_arguments_cannot_hang_or_corrupt(tmp_path: Path) -> None:
         assert sum(met) > 0, name
 
 
-# ---------------------------------------------------------------- part of a GPU
-
-
 @contextmanager
 def green_stream(sms: int) -> Iterator[torch.cuda.Stream]:
     """A stream whose kernels have so many SMs, in multiples of what the GPU can be split by."""
