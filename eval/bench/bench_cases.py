@@ -332,24 +332,18 @@ def load_sources(folder: Path | None) -> Sources:
     traces: list[ScoreSource] = [shipped]
     engines = []
     for path in sorted(folder.glob("*.npz")):
-        arrays = _arrays(path)
-        if "K" in arrays and path.stem != shipped.name:
-            traces.append(load_trace(path))
-        if "0.logits" in arrays:
+        try:
             with np.load(path) as archive:
-                names = sorted(name for name in arrays if name.endswith(".logits"))
+                is_trace = "K" in archive
+                names = sorted(name for name in archive if name.endswith(".logits"))
                 layers = tuple(torch.from_numpy(archive[name]) for name in names)
+        except Exception:  # damage shows up in many ways, and `load_trace` refuses it
+            is_trace, layers = True, ()
+        if is_trace and path.stem != shipped.name:
+            traces.append(load_trace(path))
+        if layers:
             engines.append(EngineRows(path.stem, layers))
     return Sources(traces, engines)
-
-
-def _arrays(path: Path) -> list[str]:
-    """Names of an archive's arrays; a file that is none is for `load_trace` to refuse."""
-    try:
-        with np.load(path) as archive:
-            return list(archive.files)
-    except (OSError, ValueError, EOFError):
-        return ["K"]
 
 
 def _named(name: str, sources: Sequence[Any]) -> Any:

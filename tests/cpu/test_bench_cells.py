@@ -1,23 +1,34 @@
 """What the kernel benchmark measures: cells, chains of rows, and walks over them."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
+import shutil
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from bench_data import CAUSAL
 from bench_data import short_chains as short_chains  # a fixture for all
 
 from eval.bench import bench_cases, kernel_timing
-from eval.bench.bench_cases import BATCHES, LENGTHS, Cell, EngineRows, Sources, all_cells, make_chain
+from eval.bench.bench_cases import (
+    BATCHES,
+    LENGTHS,
+    Cell,
+    EngineRows,
+    Sources,
+    all_cells,
+    load_sources,
+    make_chain,
+)
 from eval.bench.bench_report import SHAPES
 from eval.bench.kernel_timing import GRAPHS, POISON, Chain, ChainRun, Prepared, chain_of
 from eval.bench.our_kernels import Variant, prepare_ours
 from gvr_topk.constants import STATE_UNKNOWN
 from gvr_topk.evaluation.synthetic import LayerGenerator
+from gvr_topk.evaluation.trace import TraceError, shipped_trace
 
 
 class TestCells:
@@ -25,6 +36,22 @@ class TestCells:
         main = {(cell.n, cell.batch) for cell in all_cells() if cell.group == "main"}
         assert main == {(n, batch) for n in LENGTHS for batch in BATCHES}
         assert set(SHAPES) <= main
+
+    def test_a_folder_has_traces_and_engines_rows_and_a_damaged_file_is_refused(self, tmp_path: Path) -> None:
+        shipped = shipped_trace()
+        assert shipped.path is not None
+        for name in (shipped.name, "mine"):
+            shutil.copy(shipped.path, tmp_path / f"{name}.npz")
+        np.savez(tmp_path / "e.npz", **{f"{layer}.logits": np.ones((3, 5), np.float32) for layer in (0, 1)})
+        np.savez(tmp_path / "other.npz", x=np.zeros(3))
+        found = load_sources(tmp_path)
+        assert [trace.name for trace in found.traces] == [shipped.name, "mine"]
+        assert [(its.name, its.batch, its.length, len(its.layers)) for its in found.engines] == [
+            ("e", 3, 5, 2)
+        ]
+        (tmp_path / "cut.npz").write_bytes(shipped.path.read_bytes()[:5000])
+        with pytest.raises(TraceError, match=r"cut\.npz: wanted an \.npz file"):
+            load_sources(tmp_path)
 
 
 def chain_for(rows: str = "gauss", n: int = 300, batch: int = 2, **more: Any) -> Chain:
