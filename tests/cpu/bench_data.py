@@ -1,7 +1,5 @@
 """What tests of the kernel benchmark share: short chains, and a chunk of a prefill."""
 
-from __future__ import annotations
-
 import pytest
 
 from eval.bench import kernel_timing

@@ -4,8 +4,6 @@ Run as a program, this file is a `vllm serve`: it takes ``--port`` and answers e
 its words it is the client of a server.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

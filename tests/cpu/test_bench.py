@@ -1,7 +1,5 @@
 """The kernel benchmark on the CPU: every answer compared, figures and files."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

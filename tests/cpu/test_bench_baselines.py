@@ -1,7 +1,5 @@
 """Other projects' kernels: what is missing, and where a compressed one is unpacked."""
 
-from __future__ import annotations
-
 import functools
 import lzma
 from pathlib import Path

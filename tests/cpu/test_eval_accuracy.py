@@ -1,7 +1,5 @@
 """The accuracy script runs what it prints, survives interruption, and decides by its stated rule."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

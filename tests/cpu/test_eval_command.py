@@ -1,7 +1,5 @@
 """``python -m eval``: every program of the folder is a verb, says what it needs, and ends in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``python -m eval compare``: slower cells are named, and files that cannot be compared are refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

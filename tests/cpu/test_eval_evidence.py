@@ -1,7 +1,5 @@
 """Only the integration's own line shows that the feature ran, and a build changes with all of its parts."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the host time of a call is measured over, and what is written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

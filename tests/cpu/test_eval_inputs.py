@@ -1,7 +1,5 @@
 """A comparison starts only from a fair pair of files and one well-defined prompt."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

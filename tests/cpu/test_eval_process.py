@@ -1,7 +1,5 @@
 """Commands are run, timed out and reported as the evaluation scripts promise."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """The figures of README and docs/performance.md are those of the result files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

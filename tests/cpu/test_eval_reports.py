@@ -1,7 +1,5 @@
 """Reports and logs are read for the right figure, and refused when it is not there."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each planned run is done once and kept whole, and its failure is its own."""
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The TPOT script runs what it prints, takes turns, and reports what the tools measured."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

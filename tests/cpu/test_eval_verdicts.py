@@ -1,7 +1,5 @@
 """Verdicts keep their error rate: over looks, over tasks, and on a machine that drifts."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

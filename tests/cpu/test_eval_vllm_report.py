@@ -1,7 +1,5 @@
 """The figures of docs/engine_evidence.md are those of the result files, and later files add theirs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What ``vllm-trial`` says of tokens that our sampler and vLLM's draw, on a fake of vLLM's modules."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """``python -m eval vllm-trial``: what it would run, what it counts, and when nothing was shown."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json
@@ -273,7 +271,7 @@ def test_chunks_count_as_the_median_of_their_shape(monkeypatch):
         def record(self) -> None:
             self.at = next(clock)
 
-        def elapsed_time(self, stop: Event) -> float:
+        def elapsed_time(self, stop: "Event") -> float:
             return (stop.at - self.at) / 1000
 
     monkeypatch.setattr(torch.cuda, "Event", Event)

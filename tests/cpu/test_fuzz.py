@@ -1,7 +1,5 @@
 """What the fuzzer draws, whether it says so, and whether it finds a wrong op or a misused argument."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable

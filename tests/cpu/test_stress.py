@@ -1,7 +1,5 @@
 """The stress runs' logic that needs no GPU: what is launched, compared, rewritten and reported."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
