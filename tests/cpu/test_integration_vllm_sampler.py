@@ -115,9 +115,7 @@ class Quiet:
     def add_request(self, slot: int, params: Any) -> bool:
         return False
 
-    def apply_staged_writes(self) -> None: ...
-
-    def apply(self, logits: Tensor, ctx: Any) -> Tensor:
+    def apply(self, logits: Tensor, slots: Tensor) -> Tensor:
         return logits
 
 

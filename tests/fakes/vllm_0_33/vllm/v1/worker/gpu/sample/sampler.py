@@ -9,15 +9,17 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p, flashinfer_sample
 from vllm.v1.worker.gpu.buffer_utils import UvaBackedTensor
 from vllm.v1.worker.gpu.input_batch import InputBatch, get_num_sampled_and_rejected
-from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
-from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
-from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext, LogitsProcessor
+from vllm.v1.worker.gpu.sample.logits_processors import (
+    BadWordsState,
+    LogitBiasState,
+    LogitsProcessor,
+    PenaltiesState,
+    ThinkingBudgetState,
+)
 from vllm.v1.worker.gpu.sample.logprob import LogprobTokenIdsState, compute_topk_scores
 from vllm.v1.worker.gpu.sample.output import SamplerOutput, SamplingMaskTensors
-from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.states import SamplingStates
-from vllm.v1.worker.gpu.sample.thinking_budget import ThinkingBudgetState
 
 
 class Sampler:
@@ -38,10 +40,9 @@ class Sampler:
         self.logprobs_mode = logprobs_mode
         self.use_fp64_gumbel = use_fp64_gumbel
         self.sampling_states = SamplingStates(max_num_reqs, vocab_size)
-        self.penalties_state = PenaltiesState(max_num_reqs)
         self.logits_processors: list[LogitsProcessor] = [
             LogitBiasState(max_num_reqs),
-            self.penalties_state,
+            PenaltiesState(max_num_reqs),
             BadWordsState(max_num_reqs),
             *custom_logits_processors,
         ]
@@ -59,8 +60,7 @@ class Sampler:
         self.needs_logits_processing[req_idx] = any(needs)
 
     def apply_staged_writes(self) -> None:
-        for state in (self.sampling_states, *self.logits_processors):
-            state.apply_staged_writes()
+        self.sampling_states.apply_staged_writes()
 
     def __call__(self, logits: torch.Tensor, input_batch: InputBatch) -> SamplerOutput:
         requests = input_batch.idx_mapping_np
@@ -116,10 +116,8 @@ class Sampler:
         if not self.needs_logits_processing[idx_mapping_np].any():
             return logits
         logits = logits.to(torch.float32, copy=True)
-        ctx = LogitsContext(expanded_idx_mapping, idx_mapping_np)
-        for processor in self.logits_processors:
-            logits = processor.apply(logits, ctx)
-        self.thinking_budget_state.apply(logits, ctx)
+        for processor in (*self.logits_processors, self.thinking_budget_state):
+            logits = processor.apply(logits, expanded_idx_mapping)
         self.sampling_states.apply_temperature_and_min_p(logits, expanded_idx_mapping)
         return logits
 
