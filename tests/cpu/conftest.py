@@ -49,3 +49,11 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     with logged() as lines, fake_vllm():
         yield lines
         plugin.unregister()
+
+
+@pytest.fixture
+def serving(log: list[str]) -> None:
+    """The fake of vLLM with our plugin."""
+    from gvr_topk.integrations.vllm import plugin
+
+    plugin.register()

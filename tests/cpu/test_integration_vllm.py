@@ -16,7 +16,7 @@ from edited_tree import edited
 from prometheus_client import REGISTRY
 from sampler_setup import fail
 from vllm_engine import HERE, Runner, Step, fake_vllm
-from vllm_lines import assert_exact, assert_prompts_exact, calls
+from vllm_lines import assert_exact, assert_prompts_exact, calls, register_with
 
 from gvr_topk import policy
 from gvr_topk.constants import STATE_UNKNOWN, STATE_VALUE_ONLY
@@ -39,12 +39,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FAKE = HERE / "vllm_0_33"
 OURS = "gvr_topk"
 OWN = "vLLM serves with its own top-k"
-
-
-@pytest.fixture
-def serving(log):
-    """VLLM with the hook."""
-    integration.register()
 
 
 @pytest.fixture
@@ -503,9 +497,7 @@ def test_a_model_that_asks_for_an_exact_backend_keeps_it(log, monkeypatch, force
     """Step5 takes ``per_row`` where the setting is ``auto``, as the other kernels are not exact to it."""
     from vllm.model_executor.layers.indexer_topk import get_indexer_topk
 
-    if force:
-        monkeypatch.setenv("GVR_TOPK_VLLM", "force")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VLLM="force" if force else "1")
     scores = torch.randn(2, 60)
     chosen = torch.empty((2, 8), dtype=torch.int32)
     lengths = torch.tensor([60, 41], dtype=torch.int32)  # one-dimensional there
@@ -533,8 +525,7 @@ def test_chosen_backend_is_respected(serving, log):
     ],
 )
 def test_switches(log, monkeypatch, name, value, line):
-    monkeypatch.setenv(name, value)
-    integration.register()
+    register_with(monkeypatch, **{name: value})
     serve(ours=False, prompt=True)
     assert not isinstance(prefill_op(), PrefillOp)
     assert len(log) == 1 and line in log[0]
@@ -564,9 +555,7 @@ def test_unknown_version(changed, log, monkeypatch):
     with changed({"version.py": ("0.33.0", "0.34.1")}):
         integration.register()
         assert len(log) == 1 and "refused: wanted vLLM 0.33, got 0.34.1" in log[0]
-        integration.unregister()
-        monkeypatch.setenv("GVR_TOPK_VLLM", "force")
-        integration.register()
+        register_with(monkeypatch, GVR_TOPK_VLLM="force")
         serve()
 
 
@@ -662,8 +651,7 @@ def test_an_op_that_fails_falls_back_alone_and_for_good(serving, log, monkeypatc
 
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_the_first_calls_are_verified(log, monkeypatch, drafts):
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "3")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VERIFY="3")
     runner = Runner(drafts=drafts)
     request, prompt = runner.add("a", 300), runner.add("b", 200)
     for _ in range(3):
@@ -683,10 +671,8 @@ def test_an_op_that_is_wrong_is_noticed(log, monkeypatch, module, op, kind):
     runner = Runner()
     runner.step([runner.add("a", 300)], [runner.add("b", 200)])
     assert {path for path, _ in calls()} == {OURS}
-    integration.unregister()
     log.clear()
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "8")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VERIFY="8")
     runner = Runner()
     request, prompt = runner.add("a", 300), runner.add("b", 200)
     for _ in range(3):
@@ -704,9 +690,8 @@ def test_an_op_that_is_wrong_is_noticed(log, monkeypatch, module, op, kind):
 @pytest.mark.parametrize("mode", ["1", "force"])
 def test_auto_that_is_another_gvr_is_left_alone(log, monkeypatch, arch, resolved, mode):
     """On Blackwell alone; the prefill top-k is no such one there."""
-    monkeypatch.setenv("GVR_TOPK_VLLM", mode)
     monkeypatch.setattr(backend, "arch_of", lambda device: arch)
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VLLM=mode)
     runner = Runner()
     stage = importlib.import_module("vllm.model_executor.layers.indexer_topk").SparseIndexerTopk
     monkeypatch.setattr(stage, "resolve_backend", lambda stage, logits, topk_tokens, num_rows: resolved)
@@ -734,8 +719,7 @@ def test_other_layouts_are_vllms(serving):
     assert calls() == {("original", "layout"): 2, (OURS, "no_state"): 1}
 
 
-def test_register_twice_is_once(serving, log):
-    integration.register()
+def test_register_twice_is_once(serving):
     runner = Runner()
     from vllm.model_executor.layers.indexer_topk import SparseIndexerTopk
 
@@ -810,8 +794,7 @@ def test_columns_that_no_row_reaches_are_left_out(monkeypatch, dtype, vector):
 
 
 def test_metric_in_vllms_registry(log, monkeypatch, tmp_path):
-    monkeypatch.setenv("GVR_TOPK_VLLM_METRICS_DIR", str(tmp_path))
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VLLM_METRICS_DIR=str(tmp_path))
     runner = Runner()
     request = runner.add("a", 300)
     runner.step([request])
@@ -836,9 +819,8 @@ def test_metrics_that_cannot_be_kept_cost_nothing_else(log, monkeypatch, tmp_pat
     assert calls() == {(OURS, "hint"): 2}
 
 
-def test_a_metric_whose_file_fails_is_given_up(log, monkeypatch):
+def test_a_metric_whose_file_fails_is_given_up(serving, log, monkeypatch):
     """Several API servers share files, and a folder may go or be full while calls are served."""
-    integration.register()
 
     def no_file(*labels):
         raise OSError("no space left")

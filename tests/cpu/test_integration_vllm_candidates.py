@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 from vllm_engine import Runner, Step
-from vllm_lines import LINE
+from vllm_lines import LINE, register_with
 
 from gvr_topk.evaluation.oracle import sorted_blocks, sorted_topk
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import candidates, plugin
 from gvr_topk.integrations.vllm.upstream import CANDIDATES, INDEXER_MODULE
+
+pytestmark = pytest.mark.usefixtures("serving")
 
 OURS = ("gvr_topk", "candidates")
 COUNT, WIDTH = 8, 203
@@ -60,7 +62,6 @@ def assert_source(step: Step, runner: Runner, chosen: Tensor) -> None:
 
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_decode_rows_and_prompts(log: list[str], drafts: int) -> None:
-    integration.register()
     runner = Runner(drafts=drafts, via_op=True)
     buffer = two_levels(runner)
     requests = [runner.add(name, length) for name, length in (("a", 300), ("b", 399), ("c", 20))]
@@ -77,8 +78,7 @@ def test_decode_rows_and_prompts(log: list[str], drafts: int) -> None:
     assert log.count(LINE + f"on: {COUNT} candidate blocks of each row") == 1
 
 
-def test_windows_and_rows_that_share_bounds(log: list[str]) -> None:
-    integration.register()
+def test_windows_and_rows_that_share_bounds() -> None:
     logits, lengths = rows()
     starts, ends = (
         torch.tensor([0, 5, 16], dtype=torch.int32),
@@ -98,9 +98,8 @@ def test_windows_and_rows_that_share_bounds(log: list[str]) -> None:
     assert calls() == {OURS: 4}
 
 
-def test_what_is_left_to_vllm(log: list[str]) -> None:
+def test_what_is_left_to_vllm() -> None:
     """And switches nothing off."""
-    integration.register()
     logits, lengths = rows()
     out = torch.empty(6, 2 * COUNT, dtype=torch.int32)
     sizes = ((logits, lengths, COUNT, 16), (logits, lengths, 1, 8))
@@ -129,9 +128,7 @@ def test_what_is_left_to_vllm(log: list[str]) -> None:
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_backend_that_was_chosen(log: list[str], monkeypatch: pytest.MonkeyPatch, force: bool) -> None:
-    if force:
-        monkeypatch.setenv("GVR_TOPK_VLLM", "force")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VLLM="force" if force else "1")
     runner = Runner(via_op=True, backend="cooperative")
     buffer = two_levels(runner)
     step = runner.step([runner.add("a", 300)])
@@ -143,7 +140,6 @@ def test_a_backend_that_was_chosen(log: list[str], monkeypatch: pytest.MonkeyPat
 
 
 def test_a_call_that_fails_and_all_after_it(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    integration.register()
     logits, lengths = rows()
 
     def fail(*args: Any, **kwargs: Any) -> None:
@@ -163,8 +159,7 @@ def test_a_call_that_fails_and_all_after_it(log: list[str], monkeypatch: pytest.
 
 def test_verify_agrees(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With ties, masked blocks, NaN, windows, and a newest block that is not among the best."""
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "4")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VERIFY="4")
     _, lengths = rows()
     starts = torch.tensor([3, 0, 8, 16, 0, 2], dtype=torch.int32)
     out = torch.empty(6, COUNT, dtype=torch.int32)
@@ -180,8 +175,7 @@ def test_verify_agrees(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fault", ["empty places", "another block", "twice"])
 def test_verify_sees_what_differs(log: list[str], monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "3")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VERIFY="3")
     logits, lengths = rows()
     logits[0, 50] = 3.0
 

@@ -12,12 +12,13 @@ import torch
 from sampler_setup import change_op, fail
 from torch import Tensor
 from vllm_engine import SAMPLING, draft_batch, logits_of, native, sampler_with
-from vllm_lines import LINE, calls
+from vllm_lines import LINE, calls, register_with
 
 from gvr_topk import sampling
-from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import drafts, sampler
 from gvr_topk.integrations.vllm.upstream import VERIFY_DRAFTS
+
+pytestmark = pytest.mark.usefixtures("serving")
 
 SLOTS, LENGTH, STEPS = len(SAMPLING), 24, 3
 OURS, DRAWN = ("gvr_topk", "drafts"), ("gvr_topk", "sampler")
@@ -66,7 +67,6 @@ def test_the_stream_is_that_without_drafts(
     log: list[str], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, chunk: int
 ) -> None:
     """Requests of all kinds with none to three drafts, right and wrong ones, and placeholders."""
-    integration.register()
     one, table = sampler_with(), table_of(dtype)
     two = rejection_sampler(one)
     monkeypatch.setattr(importlib.import_module(VERIFY_DRAFTS.module), "MAX_CHUNK_LOGITS", chunk)
@@ -100,9 +100,8 @@ def test_the_stream_is_that_without_drafts(
     assert log[1:] == [ON]
 
 
-def test_what_the_op_is_given(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_op_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits and the parameters are those of vLLM, where they lie."""
-    integration.register()
     seen: list[Any] = []
     monkeypatch.setattr(drafts, "verify", lambda *a, **b: seen.append((a, b)) or sampling.verify(*a, **b))
     one = sampler_with()
@@ -129,9 +128,8 @@ def arguments(logits: Tensor, inputs: Any) -> tuple[Any, ...]:
     )
 
 
-def test_which_drafts_count(log: list[str]) -> None:
+def test_which_drafts_count() -> None:
     """A draft that the grammar has not checked ends a request's tokens; one of a prompt is a placeholder."""
-    integration.register()
     one, places = sampler_with(), [1, 4, 8, 11]
     two = rejection_sampler(one)
     logits, inputs, stream = right_drafts(one, places, [STEPS] * 4)
@@ -153,8 +151,7 @@ def test_which_drafts_count(log: list[str]) -> None:
 
 def test_rows_of_no_request_are_skipped(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """And they are not compared with vLLM's."""
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "1")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VERIFY="1")
     one = sampler_with([{"temperature": 0.0}, *SAMPLING[1:]])
     logits, inputs, _ = right_drafts(one, [0, 1], [STEPS] * 2)
     inputs.idx_mapping = torch.tensor([-1, 1])
@@ -166,9 +163,8 @@ def test_rows_of_no_request_are_skipped(log: list[str], monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
-def test_what_is_made_of_the_logits(log: list[str], mode: str, masks: bool) -> None:
+def test_what_is_made_of_the_logits(mode: str, masks: bool) -> None:
     """Log-probabilities and masks are those of the same rows without drafts; logits are copied if need be."""
-    integration.register()
     kinds = [{**kind, "logprobs": 3} for kind in SAMPLING]
     one = sampler_with(kinds, logprobs_mode=mode, return_sampling_mask=masks)
     two = rejection_sampler(one)
@@ -216,7 +212,6 @@ def test_what_vllm_verifies_itself(
     log: list[str], monkeypatch: pytest.MonkeyPatch, reason: str, given: dict[str, Any]
 ) -> None:
     """Its tokens, one line, and nothing is switched off; a batch without such a request is ours."""
-    integration.register()
     monkeypatch.setattr(sampler, "DEVICE", given.get("device", "cpu"))
     requests = [{"temperature": 0.8, "seed": 3}, {"seed": 4, **given.get("params", {})}, {"seed": 5}]
     one = sampler_with(requests, **given.get("sampler", {}))
@@ -240,8 +235,7 @@ def test_what_vllm_verifies_itself(
 
 def test_the_first_calls_are_verified(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy requests are compared; calls without one, and those of NaN, do not count."""
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "2")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VERIFY="2")
     two, counts, compared = rejection_sampler(sampler_with()), [], []
     module = importlib.import_module(VERIFY_DRAFTS.module)
     own = module.rejection_sample
@@ -269,8 +263,7 @@ def test_wrong_tokens_are_noticed(
     log: list[str], monkeypatch: pytest.MonkeyPatch, what: str, change: Callable[[Any], object]
 ) -> None:
     """Of a greedy request; the request beside it has tokens that vLLM does not draw, and is not judged."""
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "8")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VERIFY="8")
     two, logits = rejection_sampler(sampler_with()), logits_of(8)
     greedy = logits.argmax(1).tolist()
     inputs = draft_batch([4, 1], [5, 9], [greedy[:3], [*greedy[4:6], 0]])
@@ -285,9 +278,8 @@ def test_wrong_tokens_are_noticed(
     assert calls() == {OURS: 1, ("original", "drafts error: Differs"): 2}
 
 
-def test_a_wrong_token_at_the_first_place(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "8")
-    integration.register()
+def test_a_wrong_token_at_the_first_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    register_with(monkeypatch, GVR_TOPK_VERIFY="8")
     change_op(monkeypatch, drafts, "verify", lambda found: found.tokens[0, 0].add_(1))
     rejection_sampler(sampler_with([{"temperature": 0.0}]))(logits_of(2), draft_batch([0], [5], [[7]]))
     assert calls() == {("original", "drafts error: Differs"): 1}
@@ -298,7 +290,6 @@ def test_a_wrong_token_at_the_first_place(log: list[str], monkeypatch: pytest.Mo
 
 def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws without drafts go on."""
-    integration.register()
     change_op(monkeypatch, drafts, "verify", fail)
     one, logits = sampler_with(), logits_of(6)
     two, inputs = rejection_sampler(one), draft_batch([2, 5], [5, 9], [[1, 2, 3], [4]])

@@ -12,13 +12,14 @@ import torch
 from sampler_setup import change_op, fail
 from torch import Tensor
 from vllm_engine import Runner
-from vllm_lines import LINE, calls
+from vllm_lines import LINE, calls, register_with
 
-from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations._kit.verify import Differs
 from gvr_topk.integrations.vllm import logprobs
 from gvr_topk.integrations.vllm.upstream import SAMPLER_MODULES
 from gvr_topk.sampling import TopkLogprobs, topk_logprobs
+
+pytestmark = pytest.mark.usefixtures("serving")
 
 OURS, VLLMS = ("gvr_topk", "logprobs"), "original"
 WIDTH = 300
@@ -55,7 +56,6 @@ def assert_like(got: Any, logits: Tensor, n: int, sampled: Tensor, ours: bool = 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_caller_is_served(log: list[str], dtype: torch.dtype, monkeypatch: Any) -> None:
-    integration.register()
     sampler, rejection, prompt = loaded()
     logits, sampled = rows()
     logits = logits.to(dtype)
@@ -80,9 +80,8 @@ def test_every_caller_is_served(log: list[str], dtype: torch.dtype, monkeypatch:
     assert log == [LINE + "on: log-probabilities of 0 and the sampled token"]
 
 
-def test_a_token_behind_the_vocabulary(log: list[str]) -> None:
+def test_a_token_behind_the_vocabulary() -> None:
     """It keeps its number, as that of an image does in a prompt, and is not compared."""
-    integration.register()
     sampler, *_ = loaded()
     logits, sampled = rows()
     sampled[2] = WIDTH + 5  # the rows of vLLM's buffer are longer
@@ -106,7 +105,6 @@ def test_a_token_behind_the_vocabulary(log: list[str]) -> None:
 def test_what_vllm_computes_itself(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is switched off by it."""
     monkeypatch.setattr(logprobs, "MAX_RANKED_TOKENS", 20)
-    integration.register()
     sampler, _, prompt = loaded()
     logits, sampled = rows()
     own = sampler.compute_topk_scores.__wrapped__
@@ -130,7 +128,6 @@ def test_what_vllm_computes_itself(log: list[str], monkeypatch: pytest.MonkeyPat
 
 def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The top-k of the layers goes on."""
-    integration.register()
     sampler, *_ = loaded()
     logits, sampled = rows()
     change_op(monkeypatch, logprobs, "topk_logprobs", fail)
@@ -146,8 +143,7 @@ def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytes
     )
 
 
-def test_an_argument_that_is_not_known(log: list[str]) -> None:
-    integration.register()
+def test_an_argument_that_is_not_known() -> None:
     sampler, *_ = loaded()
     with pytest.raises(TypeError, match="unexpected keyword"):  # of vLLM's own function
         sampler.compute_topk_scores(*rows()[:1], 3, rows()[1], temperature=1.0)
@@ -156,8 +152,7 @@ def test_an_argument_that_is_not_known(log: list[str]) -> None:
 
 def test_the_first_calls_are_verified(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ties may be named in any order, and a call whose rows all have NaN does not count."""
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "2")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VERIFY="2")
     sampler, *_ = loaded()
     lines = []
     logits, sampled = rows()
@@ -186,8 +181,7 @@ WRONG: list[tuple[str, Callable[[TopkLogprobs], object]]] = [
 def test_a_result_that_is_wrong_is_noticed(
     log: list[str], monkeypatch: pytest.MonkeyPatch, what: str, change: Callable[[TopkLogprobs], object]
 ) -> None:
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "8")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VERIFY="8")
     sampler, *_ = loaded()
     logits, sampled = rows()
     change_op(monkeypatch, logprobs, "topk_logprobs", change)

@@ -12,7 +12,6 @@ from sampler_setup import fail
 from vllm_engine import draft_batch, logits_of, native, sampler_batch, sampler_with
 from vllm_lines import LINE, calls
 
-from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import sampler
 from gvr_topk.integrations.vllm.upstream import MASKS, VERIFY_DRAFTS
 
@@ -32,9 +31,8 @@ STEPS = 3
 
 
 @pytest.fixture(autouse=True)
-def served(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def served(serving: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module(MASKS.module), "MAX_COMPACT_SUPPORT", 100)
-    integration.register()
 
 
 def same(got: Any, wanted: Any) -> None:

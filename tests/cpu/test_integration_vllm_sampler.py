@@ -13,8 +13,9 @@ from vllm_engine import SAMPLING, Runner, logits_of, native, sampler_batch, samp
 from vllm_lines import LINE, break_sampler, calls
 
 from gvr_topk import sampling
-from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import sampler
+
+pytestmark = pytest.mark.usefixtures("serving")
 
 SLOTS = len(SAMPLING)
 OURS = ("gvr_topk", "sampler")
@@ -28,7 +29,6 @@ def test_tokens_are_those_of_vllm(
     log: list[str], monkeypatch: pytest.MonkeyPatch, rows: int, dtype: torch.dtype
 ) -> None:
     """Requests of all kinds in a batch, in any order; no row has a near tie here, so all tokens are equal."""
-    integration.register()
     one = sampler_with()
     drawn = []
     steps = 240 // rows
@@ -45,9 +45,8 @@ def test_tokens_are_those_of_vllm(
     assert calls() == {OURS: steps} and log == [ON]
 
 
-def test_what_the_op_is_given(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_op_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits and the parameters are those of vLLM, where they lie; the position is that of the input."""
-    integration.register()
     given: dict[str, Any] = {}
 
     def run(logits: Tensor, **others: Any) -> Tensor:
@@ -67,8 +66,7 @@ def test_what_the_op_is_given(log: list[str], monkeypatch: pytest.MonkeyPatch) -
     assert one(logits, inputs).sampled_token_ids[:, 0].tolist() == tokens.tolist()
 
 
-def test_rows_of_no_request_are_skipped(log: list[str]) -> None:
-    integration.register()
+def test_rows_of_no_request_are_skipped() -> None:
     one, logits, inputs = sampler_with(), logits_of(4), sampler_batch([2, 3, 4, 5])
     wanted = one(logits, inputs).sampled_token_ids
     inputs.expanded_idx_mapping = torch.tensor([-1, 3, 4, -1])
@@ -76,8 +74,7 @@ def test_rows_of_no_request_are_skipped(log: list[str]) -> None:
     assert torch.equal(got[1:3], wanted[1:3]) and got[0] == got[3] == -1
 
 
-def test_logits_that_are_not_filtered_are_not_copied(log: list[str]) -> None:
-    integration.register()
+def test_logits_that_are_not_filtered_are_not_copied() -> None:
     one, logits = sampler_with(return_sampling_mask=True), logits_of(2, dtype=torch.bfloat16)
     for slots, same in (([0, 1], True), ([1, 4], False)):
         inputs = sampler_batch(slots)
@@ -89,9 +86,8 @@ def test_logits_that_are_not_filtered_are_not_copied(log: list[str]) -> None:
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "processed_logits"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_made_of_the_logits(log: list[str], mode: str, dtype: torch.dtype) -> None:
+def test_what_is_made_of_the_logits(mode: str, dtype: torch.dtype) -> None:
     """Log-probabilities and masks are those of vLLM, of greedy rows too."""
-    integration.register()
     for masks in (False, True):
         one = sampler_with(
             [{**kind, "logprobs": 3} for kind in SAMPLING], logprobs_mode=mode, return_sampling_mask=masks
@@ -143,7 +139,6 @@ def test_what_vllm_draws_itself(
     params: dict[str, Any],
 ) -> None:
     """Its tokens, one line, and nothing is switched off; a batch without such a request is ours."""
-    integration.register()
     given = dict(given)
     monkeypatch.setattr(sampler, "DEVICE", given.pop("device", "cpu"))
     logits = logits_of(2).t().contiguous().t() if given.pop("layout", False) else logits_of(2)
@@ -160,7 +155,6 @@ def test_what_vllm_draws_itself(
 
 def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The top-k of the layers goes on."""
-    integration.register()
     break_sampler(monkeypatch, fail)
     one, logits = sampler_with(), logits_of(3)
     for _ in range(2):

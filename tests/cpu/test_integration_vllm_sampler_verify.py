@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 from vllm_engine import logits_of, native, sampler_batch, sampler_with
-from vllm_lines import LINE, break_sampler
+from vllm_lines import LINE, break_sampler, register_with
 
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import sampler
 from gvr_topk.sampling import arithmetic
+
+pytestmark = pytest.mark.usefixtures("serving")
 
 OURS, DIFFERS = ("gvr_topk", "sampler"), ("original", "sampler error: Differs")
 WIDTH = 300
@@ -25,8 +27,7 @@ LAST = WIDTH - 1
 
 def test_the_first_calls_are_verified(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that FlashInfer would draw is compared with the native sampler; one of NaN does not count."""
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "2")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VERIFY="2")
     one, lines = sampler_with(use_flashinfer=True), []
     nan = logits_of(2)
     nan[:, 5] = torch.nan
@@ -51,8 +52,7 @@ WRONG: list[tuple[str, int, Callable[[Tensor], object]]] = [
 def test_a_wrong_token_is_noticed(
     log: list[str], monkeypatch: pytest.MonkeyPatch, what: str, slot: int, change: Callable[[Tensor], object]
 ) -> None:
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "8")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VERIFY="8")
     break_sampler(monkeypatch, change)
     one, logits, inputs = sampler_with(), logits_of(2), sampler_batch([4, slot])
     for _ in range(2):
@@ -69,8 +69,7 @@ def explained(
     monkeypatch: pytest.MonkeyPatch, logits: Tensor, other: int, position: int, **params: Any
 ) -> dict[tuple[str, str], int]:
     """Let our op draw another token than vLLM in a row that is compared, and return the counts."""
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "1")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VERIFY="1")
     break_sampler(monkeypatch, lambda tokens: tokens.fill_(other))
     one = sampler_with([{"seed": 11, **params}])
     inputs = sampler_batch([0], position - 1)  # the input behind it is the one that is sampled
@@ -94,9 +93,7 @@ def position(least: float = 2) -> int:
 
 @pytest.mark.parametrize("more", [0.0, 1e-3])
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_a_near_tie_of_the_noise(
-    log: list[str], monkeypatch: pytest.MonkeyPatch, sign: int, more: float
-) -> None:
+def test_a_near_tie_of_the_noise(monkeypatch: pytest.MonkeyPatch, sign: int, more: float) -> None:
     """Two scores that are equal but for the rounding may change places; others may not."""
     where, temperature = position(), 0.5
     noise = arithmetic.gumbel(arithmetic.hash32(11, where, np.array([0, LAST]))).astype(float)
@@ -117,7 +114,7 @@ def test_a_near_tie_of_the_noise(
     ],
 )
 def test_a_token_at_the_border_of_a_filter(
-    log: list[str], monkeypatch: pytest.MonkeyPatch, params: dict[str, float], second: float, near: bool
+    monkeypatch: pytest.MonkeyPatch, params: dict[str, float], second: float, near: bool
 ) -> None:
     """Sums and thresholds of vLLM are rounded, so it may drop it; one that is further away it may not.
 
@@ -128,12 +125,9 @@ def test_a_token_at_the_border_of_a_filter(
 
 
 @pytest.mark.parametrize("count", [64, 65])
-def test_rows_that_vllm_leaves_without_top_p(
-    log: list[str], monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+def test_rows_that_vllm_leaves_without_top_p(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """In calls of more than 64 rows it may; its token is then what is drawn without top-p."""
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "9")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VERIFY="9")
     one, inputs = sampler_with([{"seed": 11, "top_p": 0.4}]), sampler_batch([0] * count, position() - 1)
     module = sys.modules[type(one).__module__]
     monkeypatch.setattr(module, "apply_top_k_top_p", lambda logits, *others, **named: logits)
@@ -145,7 +139,7 @@ def test_rows_that_vllm_leaves_without_top_p(
 
 
 @pytest.mark.parametrize(("least", "alike"), [(-12.0, True), (-5.0, False)])
-def test_the_cut_of_a_search(log: list[str], least: float, alike: bool) -> None:
+def test_the_cut_of_a_search(least: float, alike: bool) -> None:
     """Beside a large probability, vLLM's search does not tell small ones apart."""
     logits = two_tokens(0.0, -torch.inf)
     logits[0, 1:100] = least + 0.1 * torch.arange(99) / 99
@@ -158,7 +152,7 @@ def test_the_cut_of_a_search(log: list[str], least: float, alike: bool) -> None:
     assert sampler._keeps(call, at, tokens, 0.0).tolist() == [[True, False, True]]
 
 
-def test_a_filter_that_is_off_has_no_border(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_filter_that_is_off_has_no_border(monkeypatch: pytest.MonkeyPatch) -> None:
     """The token that vLLM draws has less mass than the margin, and ours is none the less wrong."""
     logits = two_tokens(0.0, -8.0)
     assert explained(monkeypatch, logits, 0, position(8.5)) == {DIFFERS: 1}

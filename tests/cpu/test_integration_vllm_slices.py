@@ -10,10 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm_engine import CHUNK, Runner
-from vllm_lines import assert_prompts_exact, calls
+from vllm_lines import assert_prompts_exact, calls, register_with
 
 from gvr_topk.evaluation.oracle import sorted_topk
-from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import plugin, prefill, slices
 from gvr_topk.integrations.vllm.slices import DeferredScores, full_chunks
 
@@ -25,7 +24,7 @@ STOCK, WHOLE, SLICED = "original", ("gvr_topk", "prefill"), ("gvr_topk", "prefil
 
 
 @pytest.fixture(autouse=True)
-def small(log, monkeypatch):
+def small(serving, monkeypatch):
     """Slices and chunks."""
     monkeypatch.setattr(slices, "ALIGNMENT", 16)
     monkeypatch.setattr(slices, "ROWS_PER_MULTIPROCESSOR", 2)
@@ -35,7 +34,7 @@ def small(log, monkeypatch):
 @pytest.fixture
 def scored(monkeypatch):
     """Shapes of the scores that vLLM's scorer has made."""
-    from vllm.model_executor.layers import sparse_attn_indexer as module
+    from vllm.utils import deep_gemm as module  # before the indexer takes it from there
 
     shapes, original = [], module.fp8_fp4_mqa_logits
 
@@ -61,7 +60,6 @@ def warmed(**options) -> Runner:
 @pytest.mark.parametrize("inference", [False, True])
 def test_long_prompts_are_exact_in_slices(scored, log, via_op, inference):
     """The rows of a chunk are as many as fill the GPU, and no scores take more than the budget."""
-    integration.register()
     with torch.inference_mode(inference):
         runner = warmed(via_op=via_op)
         before, shapes = calls(), len(scored)
@@ -79,7 +77,6 @@ def test_long_prompts_are_exact_in_slices(scored, log, via_op, inference):
 
 
 def test_with_fewer_heads_more_rows_fill_the_gpu(scored):
-    integration.register()
     runner = warmed(index_n_heads=16)
     shapes = len(scored)
     assert_prompts_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
@@ -90,7 +87,6 @@ def test_ranks_that_share_the_rows_score_theirs_in_slices(scored, monkeypatch):
     """Their shares begin and end within chunks, and each row is one rank's."""
     from vllm.model_executor.layers import sparse_attn_indexer as module
 
-    integration.register()
     chosen = []
     for rank in range(3):
         monkeypatch.setattr(module, "get_tensor_model_parallel_rank", lambda rank=rank: rank)
@@ -121,7 +117,6 @@ def test_other_chunks_stay(scored, log, monkeypatch, options):
     options = dict(options)
     arch = options.pop("arch", 90)
     monkeypatch.setattr(slices, "arch_of", lambda device: arch)
-    integration.register()
     ours = "backend" not in options
     runner = Runner(logits_bytes=BUDGET, **options)
     for _ in range(2):
@@ -134,7 +129,6 @@ def test_other_chunks_stay(scored, log, monkeypatch, options):
 
 def test_a_builder_of_another_kind_keeps_its_chunks(scored, log):
     """One line says so, once; and a splitter that is called outside of a build does what it did."""
-    integration.register()
     runner = warmed()
     chunks = runner.builder._split_indexer_prefill_chunks(
         torch.tensor([KEYS]), torch.tensor([CHUNK]), 1, BUDGET
@@ -150,8 +144,7 @@ def test_a_builder_of_another_kind_keeps_its_chunks(scored, log):
 
 
 def test_chunks_stay_where_slices_are_off(scored, monkeypatch):
-    monkeypatch.setenv("GVR_TOPK_VLLM_SLICES", "0")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VLLM_SLICES="0")
     runner = warmed()
     assert_prompts_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
     assert set(calls()) == {WHOLE}
@@ -159,7 +152,6 @@ def test_chunks_stay_where_slices_are_off(scored, monkeypatch):
 
 def test_layers_that_score_elsewhere_keep_their_chunks(scored, log):
     """A layer of the builder that has never called the scorer may have another one."""
-    integration.register()
     runner = warmed()
     assert not [line for line in log if "not in use" in line]
     runner.builder.layer_names = [*runner.names, "model.layers.9.self_attn.indexer.k_cache"]
@@ -170,7 +162,6 @@ def test_layers_that_score_elsewhere_keep_their_chunks(scored, log):
 
 def test_layers_that_select_elsewhere_keep_their_chunks(scored):
     """Their scores come from the scorer that is wrapped, and go to another top-k."""
-    integration.register()
     runner = Runner(logits_bytes=BUDGET)
     hook = plugin._integration.hook.slices
     for name in runner.names:
@@ -188,7 +179,6 @@ def test_layers_that_select_elsewhere_keep_their_chunks(scored):
 @pytest.mark.parametrize("budget", [0, 4, 4 * 16 * 4])
 def test_the_least_budgets(scored, budget):
     """Of which the first does not hold a row, nor a key of each."""
-    integration.register()
     runner = Runner(logits_bytes=budget)
     for _ in range(2):
         assert_prompts_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
@@ -198,7 +188,6 @@ def test_the_least_budgets(scored, budget):
 
 def test_chunks_of_an_unknown_kind_are_left_alone(log, monkeypatch):
     """The server goes on, and one line says why."""
-    integration.register()
     runner = warmed()
     monkeypatch.setattr(slices, "full_chunks", lambda chunks, rows: chunks[0].rows)
     assert_prompts_exact(runner.step([], [runner.add("long", KEYS)]), runner.topk)
@@ -210,7 +199,6 @@ def test_chunks_of_an_unknown_kind_are_left_alone(log, monkeypatch):
 
 def test_an_error_leaves_the_chunk_to_vllm(scored, log, monkeypatch):
     """Also half way: vLLM's own top-k then selects, as many rows at once as the budget holds."""
-    integration.register()
     runner = warmed()
     done, shapes = dict(calls()), len(scored)
     original = prefill.indexer_topk_prefill
@@ -234,16 +222,14 @@ def test_an_error_leaves_the_chunk_to_vllm(scored, log, monkeypatch):
 
 def test_the_first_slices_are_verified(log, monkeypatch):
     """And a chunk whose selection is wrong is noticed."""
-    monkeypatch.setenv("GVR_TOPK_VERIFY", "2")
-    integration.register()
+    register_with(monkeypatch, GVR_TOPK_VERIFY="2")
     runner = warmed(specials=False)
     request = runner.add("long", KEYS)
     assert_prompts_exact(runner.step([], [request]), runner.topk)
     assert [line for line in log if line.endswith("verified 2 calls of prefill top-k slices")]
     assert calls()[SLICED] == 2 * 2
-    integration.unregister()
     monkeypatch.setattr(DeferredScores, "slices", lambda self: iter([(0, -self[:])]))
-    integration.register()
+    register_with(monkeypatch)
     runner = warmed(specials=False)
     step = runner.step([], [runner.add("long", KEYS)])
     assert_prompts_exact(step, runner.topk, ours=False)
@@ -306,7 +292,6 @@ def prefill_op():
 
 def test_one_carry_serves_all_calls_of_a_thread():
     """Of any number of rows and any k, in inference mode and outside; and scores are dropped one by one."""
-    integration.register()
     op = prefill_op()
     shapes = [(3, 8), (5, 8), (5, 16), (2, 8), (40, 24), (5, 16)]
     for number, (rows, k) in enumerate(shapes):
@@ -319,7 +304,6 @@ def test_one_carry_serves_all_calls_of_a_thread():
 
 def test_threads_have_carries_of_their_own():
     """As where vLLM works on two halves of a batch at once."""
-    integration.register()
     op = prefill_op()
     others = []
 
@@ -340,7 +324,6 @@ def test_threads_have_carries_of_their_own():
 
 def test_captured_calls_are_vllms(monkeypatch):
     """A carry that is made in a capture would be one of the graph."""
-    integration.register()
     op = prefill_op()
     monkeypatch.setattr(prefill, "capturing", lambda device: True)
     for _ in range(2):

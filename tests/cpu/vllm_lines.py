@@ -61,6 +61,14 @@ def without_variables(monkeypatch: Any) -> None:
         monkeypatch.delenv(name)
 
 
+def register_with(monkeypatch: Any, **variables: str) -> None:
+    """Register the plugin, again if it is there, in a process with these variables."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    plugin.unregister()
+    plugin.register()
+
+
 def break_sampler(monkeypatch: Any, change: Callable[[Tensor], object]) -> None:
     """Change the tokens of the op, but not what the comparison asks of it."""
 
