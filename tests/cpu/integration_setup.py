@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -80,6 +81,24 @@ def check_decode_rows(*, in_order: bool) -> list[int]:
 
     sys.modules["fake_base"].on_decode = check
     return compared
+
+
+def both_ways(
+    monkeypatch: pytest.MonkeyPatch, work: Callable[[Any], tuple[Engine, list[torch.Tensor]]], **options: Any
+) -> tuple[Engine, list[torch.Tensor], int]:
+    """Let an engine work without the hook and with it; the latter, what it selects, and of how many rows.
+
+    `work` takes the DSA module. What it selects both times is the same, and in decode rows the oracle's.
+    """
+    dsa = load_dsa()
+    theirs_compared = check_decode_rows(in_order=False)
+    _, plain = work(dsa)
+    assert hooked(monkeypatch, **options) is dsa
+    ours_compared = check_decode_rows(in_order=True)
+    engine, chosen = work(dsa)
+    assert ours_compared == theirs_compared
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(chosen, plain, strict=True))
+    return engine, chosen, sum(ours_compared)
 
 
 class Watch(TorchDispatchMode):

@@ -112,40 +112,38 @@ def test_the_state_is_that_of_the_last_accepted_row(
     assert (state_of(engine).next_state == -1).all()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("known", [True, False])
 def test_draft_layers_with_a_cache_of_their_own_are_ours(shape, known, monkeypatch):
     """The draft loop swaps the cache manager; one that no step knew before is served without a state."""
-    with fake_package(shape):
-        dsa = hooked(monkeypatch)
-        compared = check_decode_rows(in_order=True)
-        engine = Engine(dsa, layers=3, mtp=True)
-        if not known:
-            engine.metadata.draft_kv_cache_manager = None
-        rng = random.Random(0)
-        live: list[Request] = []
-        steps = 0
-        for step in range(30):
-            arrives = len(live) < 4 and rng.random() < 0.7
-            contexts = [(Request(step, 40, 60, seed=step), 40)] if arrives else []
-            padding = int(not contexts and 0 < len(live) < 4)
-            accepted = [rng.randint(1, 3) for _ in live]
-            if contexts or live:
-                engine.step(contexts, live, next_n=3, padding=padding, accepted=accepted)
-                steps += bool(live)
-            for request, count in zip(live, accepted, strict=True):
-                request.done += count
-            for request, chunk in contexts:
-                request.done = chunk
-            live = [r for r in [*live, *(r for r, _ in contexts)] if r.done < 100]
-        calls = integration.counters().calls
-        assert steps > 20 and len(compared) == 3 * steps
-        if known:
-            assert calls == {("gvr_topk", "hint"): 3 * steps}
-        else:
-            assert calls == {("gvr_topk", "hint"): 2 * steps, ("gvr_topk", "no_state"): steps}
-        assert any("drafts:" in line for line in lines_of("info")) == (shape in TELLING)
-        assert lines_of("warning") == []
+    dsa = hooked(monkeypatch)
+    compared = check_decode_rows(in_order=True)
+    engine = Engine(dsa, layers=3, mtp=True)
+    if not known:
+        engine.metadata.draft_kv_cache_manager = None
+    rng = random.Random(0)
+    live: list[Request] = []
+    steps = 0
+    for step in range(30):
+        arrives = len(live) < 4 and rng.random() < 0.7
+        contexts = [(Request(step, 40, 60, seed=step), 40)] if arrives else []
+        padding = int(not contexts and 0 < len(live) < 4)
+        accepted = [rng.randint(1, 3) for _ in live]
+        if contexts or live:
+            engine.step(contexts, live, next_n=3, padding=padding, accepted=accepted)
+            steps += bool(live)
+        for request, count in zip(live, accepted, strict=True):
+            request.done += count
+        for request, chunk in contexts:
+            request.done = chunk
+        live = [r for r in [*live, *(r for r, _ in contexts)] if r.done < 100]
+    calls = integration.counters().calls
+    assert steps > 20 and len(compared) == 3 * steps
+    if known:
+        assert calls == {("gvr_topk", "hint"): 3 * steps}
+    else:
+        assert calls == {("gvr_topk", "hint"): 2 * steps, ("gvr_topk", "no_state"): steps}
+    assert any("drafts:" in line for line in lines_of("info")) == (shape in TELLING)
+    assert lines_of("warning") == []
 
 
 def test_a_replayed_graph_needs_no_python(telling, monkeypatch):
@@ -217,21 +215,19 @@ def test_a_slot_that_changes_hands_starts_empty(telling, monkeypatch):
     assert torch.equal(state.requests.words[:, kept], left[:, 2])
 
 
-@pytest.mark.parametrize("shape", SHAPES)
 def test_where_nothing_is_told_the_last_row_leaves_its_state(shape, monkeypatch):
-    with fake_package(shape):
-        dsa = hooked(monkeypatch)
-        engine = Engine(dsa, mtp=True)
-        (request,) = started(engine, 1)
-        nbytes = state_of(engine).nbytes
-        accepted = None if shape in TELLING else [1]
-        for _ in range(2):
-            engine.step([], [request], next_n=3, accepted=accepted)
-        state = state_of(engine)
-        assert state.next_state is None and state.nbytes == nbytes
-        alone = one_by_one(dsa, request, request.done + 3)
-        torch.testing.assert_close(words_of(engine, request), alone[request.done + 3])
-        assert not any("drafts:" in line for line in lines_of("info"))
+    dsa = hooked(monkeypatch)
+    engine = Engine(dsa, mtp=True)
+    (request,) = started(engine, 1)
+    nbytes = state_of(engine).nbytes
+    accepted = None if shape in TELLING else [1]
+    for _ in range(2):
+        engine.step([], [request], next_n=3, accepted=accepted)
+    state = state_of(engine)
+    assert state.next_state is None and state.nbytes == nbytes
+    alone = one_by_one(dsa, request, request.done + 3)
+    torch.testing.assert_close(words_of(engine, request), alone[request.done + 3])
+    assert not any("drafts:" in line for line in lines_of("info"))
 
 
 def test_positions_are_the_last_row_s_and_so_is_the_state_with_them(telling, monkeypatch):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from engine import BY_PHASE, SHAPES, Engine, Request, fake_package, load_dsa
+from engine import BY_PHASE, SHAPES, Engine, Request, fake_package
 from integration_setup import (
     Watch,
+    both_ways,
     check_decode_rows,
     hooked,
     lines_of,
@@ -64,22 +66,9 @@ def run(dsa, steps=100, next_n=1, seed=0, graphs=True, phases=False, **engine_op
     return engine, seen
 
 
-def both_ways(monkeypatch, options=(), **schedule):
-    """The engine with the hook, and how many rows it selected as the oracle and the engine without it do."""
-    dsa = load_dsa()
-    theirs_compared = check_decode_rows(in_order=False)
-    _, plain = run(dsa, **schedule)
-    assert hooked(monkeypatch, **dict(options)) is dsa
-    ours_compared = check_decode_rows(in_order=True)
-    engine, chosen = run(dsa, **schedule)
-    assert ours_compared == theirs_compared
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(chosen, plain, strict=True))
-    return engine, sum(ours_compared)
-
-
 @pytest.mark.parametrize("next_n", [1, 2, 3, 4])
 def test_same_sets_with_and_without(shape, monkeypatch, next_n):
-    _, rows = both_ways(monkeypatch, next_n=next_n, seed=next_n)
+    *_, rows = both_ways(monkeypatch, partial(run, next_n=next_n, seed=next_n))
     assert rows > 300
     counted = integration.counters()
     assert counted.calls["gvr_topk", "hint"] > 100
@@ -87,24 +76,23 @@ def test_same_sets_with_and_without(shape, monkeypatch, next_n):
     assert counted.rows["dummy"] > 0 and counted.steps["graph"] > 0 and counted.steps["eager"] > 0
 
 
-def test_same_sets_with_the_top_k_of_1_4(monkeypatch):
-    with fake_package("trtllm_1_4"):
-        _, rows = both_ways(monkeypatch, next_n=2, seed=9)
-        assert sys.modules["tensorrt_llm"].__version__ == "1.4.0rc1" and rows > 300
-        assert {path for path, _ in integration.counters().calls} == {"gvr_topk"}
+@pytest.mark.parametrize("shape", ["trtllm_1_4"], indirect=True)
+def test_same_sets_with_the_top_k_of_1_4(shape, monkeypatch):
+    *_, rows = both_ways(monkeypatch, partial(run, next_n=2, seed=9))
+    assert sys.modules["tensorrt_llm"].__version__ == "1.4.0rc1" and rows > 300
+    assert {path for path, _ in integration.counters().calls} == {"gvr_topk"}
 
 
-@pytest.mark.parametrize("shape", BY_PHASE)
-def test_same_sets_phase_by_phase(monkeypatch, shape):
-    with fake_package(shape):
-        _, rows = both_ways(monkeypatch, {"keep_positions": True}, seed=7, phases=True)
-        assert rows > 300 and integration.counters().requests["seeded"] > 5
-        assert not any(path == "original" for path, _ in integration.counters().calls)
+@pytest.mark.parametrize("shape", BY_PHASE, indirect=True)
+def test_same_sets_phase_by_phase(shape, monkeypatch):
+    *_, rows = both_ways(monkeypatch, partial(run, seed=7, phases=True), keep_positions=True)
+    assert rows > 300 and integration.counters().requests["seeded"] > 5
+    assert not any(path == "original" for path, _ in integration.counters().calls)
 
 
 @pytest.mark.parametrize("options", [{"keep_positions": True}, {"stats": True}])
 def test_same_sets_with_positions(shape, monkeypatch, options):
-    engine, rows = both_ways(monkeypatch, options, steps=60, next_n=2, seed=5)
+    engine, _, rows = both_ways(monkeypatch, partial(run, steps=60, next_n=2, seed=5), **options)
     assert rows > 100 and state_of(engine).requests.indices is not None
 
 
@@ -246,25 +234,24 @@ def test_the_hooked_call_adds_no_work_of_its_own(shape, monkeypatch, next_n):
     assert addresses == [state.requests.row_slot.data_ptr(), state.draft_row_slot.data_ptr()]
 
 
-@pytest.mark.parametrize("version", ["trtllm_1_2", "trtllm_1_3_monolith"])
-def test_short_rows_alone_are_said_and_no_evidence(monkeypatch, version):
-    with fake_package(version):
-        engine = Engine(hooked(monkeypatch))
-        short, longer = Request(71, 4, 99, seed=71, done=5), Request(72, 4, 99, seed=72, done=40)
-        for _ in range(2):
-            engine.step([], [short])
-        assert integration.counters().steps["skipped"] == 2 and not integration.counters().calls
-        (line,) = lines_of("info")
-        assert "waiting: no row is longer than index_topk = 16 so far" in line
-        evidence = read_evidence([line])
-        assert not evidence.active and not evidence.refused
-        assert "no row was longer than index_topk" in evidence.problem("on")
-        assert evidence.problem("off") is None
-        engine.step([], [longer])
-        _, line = lines_of("info")
-        assert "on: 2 layers" in line
-        assert read_evidence(lines_of("info")).problem("on") is None
-        assert lines_of("warning") == []
+@pytest.mark.parametrize("shape", ["trtllm_1_2", "trtllm_1_3_monolith"], indirect=True)
+def test_short_rows_alone_are_said_and_no_evidence(shape, monkeypatch):
+    engine = Engine(hooked(monkeypatch))
+    short, longer = Request(71, 4, 99, seed=71, done=5), Request(72, 4, 99, seed=72, done=40)
+    for _ in range(2):
+        engine.step([], [short])
+    assert integration.counters().steps["skipped"] == 2 and not integration.counters().calls
+    (line,) = lines_of("info")
+    assert "waiting: no row is longer than index_topk = 16 so far" in line
+    evidence = read_evidence([line])
+    assert not evidence.active and not evidence.refused
+    assert "no row was longer than index_topk" in evidence.problem("on")
+    assert evidence.problem("off") is None
+    engine.step([], [longer])
+    _, line = lines_of("info")
+    assert "on: 2 layers" in line
+    assert read_evidence(lines_of("info")).problem("on") is None
+    assert lines_of("warning") == []
 
 
 def test_lengths_outside_the_window_use_no_hint(shape, monkeypatch):
@@ -350,21 +337,22 @@ def test_another_topk_of_theirs_is_named_and_never_called_ours(monkeypatch, nati
     assert all(torch.equal(a, b) for a, b in zip(results["1"], results["force"], strict=True))
 
 
-@pytest.mark.parametrize("shape", ["trtllm_1_3_monolith", "trtllm_1_3_package", "trtllm_1_3_rc25"])
+@pytest.mark.parametrize(
+    "shape", ["trtllm_1_3_monolith", "trtllm_1_3_package", "trtllm_1_3_rc25"], indirect=True
+)
 @pytest.mark.parametrize("mode", ["1", "force"])
-def test_a_topk_that_passes_us_by_is_counted_and_said(monkeypatch, shape, mode):
+def test_a_topk_that_passes_us_by_is_counted_and_said(shape, monkeypatch, mode):
     monkeypatch.setenv("FAKE_SM_VERSION", "100")
-    with fake_package(shape):
-        engine = Engine(hooked(monkeypatch, mode), cute_dsl=True)
-        prompt, request = Request(6, 30, 99, seed=6), Request(5, 30, 99, seed=5, done=30)
-        engine.step([(prompt, 30)], [])  # no decode row: nothing was passed by
-        assert not integration.counters().calls
-        for _ in range(2):
-            engine.step([], [request])
-        assert integration.counters().calls == {("original", "an op that is not replaced"): 4}
-        (line,) = lines_of("warning")
-        assert "not in use" in line and "Remove use_cute_dsl_topk" in line
-        assert lines_of("info") == []
+    engine = Engine(hooked(monkeypatch, mode), cute_dsl=True)
+    prompt, request = Request(6, 30, 99, seed=6), Request(5, 30, 99, seed=5, done=30)
+    engine.step([(prompt, 30)], [])  # no decode row: nothing was passed by
+    assert not integration.counters().calls
+    for _ in range(2):
+        engine.step([], [request])
+    assert integration.counters().calls == {("original", "an op that is not replaced"): 4}
+    (line,) = lines_of("warning")
+    assert "not in use" in line and "Remove use_cute_dsl_topk" in line
+    assert lines_of("info") == []
 
 
 @pytest.mark.parametrize(
