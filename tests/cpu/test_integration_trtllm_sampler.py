@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,6 @@ from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations.tensorrt_llm import sampler
 from gvr_topk.integrations.tensorrt_llm.upstream import FUSED_SAMPLER, SAMPLER_POINTS
 
-DISPATCH = "tensorrt_llm._torch.pyexecutor.sampler.ops.spec_dispatch"
-MODE = SimpleNamespace(is_fused=True)
 SWITCH = "TRTLLM_GVR_TOPK_SAMPLER"
 LINE = "gvr_topk in TensorRT-LLM 1.3.0rc27: "
 NO_K = torch.iinfo(torch.int32).max
@@ -75,22 +73,18 @@ def process(
 
 def connected() -> ModuleType:
     assert integration.install()
-    return importlib.import_module(DISPATCH)
+    return importlib.import_module(FUSED_SAMPLER)
 
 
 @pytest.fixture
 def ops(process: None) -> ModuleType:
-    """What the callers of the fused sampler import, with the hook in place."""
+    """The fused sampler with the hook in place; `calls` lists its functions that have computed themselves."""
     return connected()
 
 
-def fused() -> Any:
-    """TensorRT-LLM's module, which lists its functions that have computed."""
-    return sys.modules[FUSED_SAMPLER]
-
-
 def wrapped() -> int:
-    return sum(hasattr(getattr(fused(), point.name), "__wrapped__") for point in SAMPLER_POINTS)
+    functions = vars(sys.modules[FUSED_SAMPLER])
+    return sum(hasattr(functions[point.name], "__wrapped__") for point in SAMPLER_POINTS)
 
 
 def calls() -> dict[tuple[str, str], int]:
@@ -116,9 +110,9 @@ def every(ops: ModuleType, logits: Tensor, parameters: list[Tensor], **noise: Te
     """Tokens, tokens and probabilities, and probabilities alone."""
     noise = noise or {"seed": numbers(1), "offset": numbers(1)}
     return [
-        ops.spec_sample_from_logits(MODE, logits, *parameters, **noise),
-        *ops.spec_sample_from_logits_with_probs(MODE, logits, *parameters, **noise),
-        ops.spec_compute_probs_from_logits(MODE, logits, *parameters),
+        ops.fused_sample_from_logits(logits, *parameters, **noise),
+        *ops.fused_sample_from_logits_with_probs(logits, *parameters, **noise),
+        ops.fused_compute_probs_from_logits(logits, *parameters),
     ]
 
 
@@ -147,9 +141,9 @@ def test_the_law_is_that_of_the_filters(ops: ModuleType, dtype: torch.dtype, lon
         for what in ("tokens", "tokens and probabilities", "probabilities")
     ]
     *others, min_p = filters()
-    wanted = ops.spec_compute_probs_from_logits(MODE, logits, *others, min_p.zero_())
-    assert torch.equal(ops.spec_compute_probs_from_logits(MODE, logits, *others, None), wanted)
-    assert torch.equal(logits, before) and fused().calls == []
+    wanted = ops.fused_compute_probs_from_logits(logits, *others, min_p.zero_())
+    assert torch.equal(ops.fused_compute_probs_from_logits(logits, *others, None), wanted)
+    assert torch.equal(logits, before) and ops.calls == []
 
 
 @pytest.mark.parametrize("kind", [ROWS[1], ROWS[3], ROWS[6]], ids=["min-p", "top-p", "all"])
@@ -162,7 +156,7 @@ def test_tokens_have_their_distribution(
     logits, parameters, tokens = row.expand(rows, -1), filters(rows * [kind]), []
     for step in range(DRAWS // rows):
         noise = {"seed": seed, "offset": torch.full_like(seed, step)} if seeds else {}
-        tokens.append(ops.spec_sample_from_logits(MODE, logits, *parameters, **noise))
+        tokens.append(ops.fused_sample_from_logits(logits, *parameters, **noise))
     wanted = law(row[0], *kind).numpy() * DRAWS
     counts = np.bincount(torch.cat(tokens).numpy(), minlength=WIDTH)
     assert (counts[wanted == 0] == 0).all()
@@ -174,7 +168,7 @@ def test_tokens_have_their_distribution(
 
 def drawn(ops: ModuleType, logits: Tensor, seed: Tensor, offset: Tensor) -> list[int]:
     parameters = filters(len(logits) * [ROWS[0]])
-    return ops.spec_sample_from_logits(MODE, logits, *parameters, seed=seed, offset=offset).tolist()
+    return ops.fused_sample_from_logits(logits, *parameters, seed=seed, offset=offset).tolist()
 
 
 def alike(one: Sequence[int], other: Sequence[int]) -> int:
@@ -193,13 +187,13 @@ def test_noise_is_that_of_seed_and_offset(ops: ModuleType) -> None:
 
 def test_without_seed_or_offset_every_call_is_another_one(ops: ModuleType) -> None:
     """Noise is then that of PyTorch's generator; probabilities alone take none of it."""
-    call = MODE, torch.zeros(30, WIDTH), *filters(30 * [ROWS[0]])
+    call = torch.zeros(30, WIDTH), *filters(30 * [ROWS[0]])
     for noise in ({}, {"seed": numbers(4)}, {"offset": numbers(4)}):
         torch.manual_seed(1)
-        ops.spec_compute_probs_from_logits(*call)
-        first, second = (ops.spec_sample_from_logits(*call, **noise) for _ in range(2))
+        ops.fused_compute_probs_from_logits(*call)
+        first, second = (ops.fused_sample_from_logits(*call, **noise) for _ in range(2))
         torch.manual_seed(1)
-        assert torch.equal(first, ops.spec_sample_from_logits(*call, **noise))
+        assert torch.equal(first, ops.fused_sample_from_logits(*call, **noise))
         assert (first == second).sum() < 8
 
 
@@ -249,14 +243,14 @@ def test_nothing_is_read_back(ops: ModuleType) -> None:
     call, noise = (logits_of(len(ROWS)), filters()), {"seed": numbers(1), "offset": numbers(1)}
     with Watch() as watch:
         every(ops, *call, **noise)
-        ops.spec_sample_from_logits(MODE, call[0], *call[1])
+        ops.fused_sample_from_logits(call[0], *call[1])
     assert watch.seen.count("gvr_topk::sample") == 4 and watch.seen.count("gvr_topk::renorm") == 2
     assert set(watch.seen) <= CAPTURED
 
 
 def test_no_rows(ops: ModuleType) -> None:
     shapes = [result.shape for result in every(ops, torch.zeros(0, WIDTH), filters())]
-    assert shapes == [(0,), (0,), (0, WIDTH), (0, WIDTH)] and fused().calls == []
+    assert shapes == [(0,), (0,), (0, WIDTH), (0, WIDTH)] and ops.calls == []
 
 
 # ------------------------------------------------------------- what is left to TensorRT-LLM
@@ -272,8 +266,8 @@ def test_off_unless_asked_for(
     if not value:
         monkeypatch.delenv(variable)
     integration.install()
-    every(importlib.import_module(DISPATCH), logits_of(2), filters(ROWS[:2]))
-    assert not wrapped() and fused().calls == THEIRS and calls() == {}
+    every(ops := importlib.import_module(FUSED_SAMPLER), logits_of(2), filters(ROWS[:2]))
+    assert not wrapped() and ops.calls == THEIRS and calls() == {}
     wrong = f"{SWITCH}: wanted 0, 1 or force, got 'all'"
     line = f"{LINE}sampling stays TensorRT-LLM's own: {wrong}"
     assert lines_of("warning") == ([line] if value == "all" else [])
@@ -289,7 +283,7 @@ def test_it_needs_the_integration_of_its_engine(process: None, monkeypatch: pyte
         assert {made for made, count in calls().items() if count != before.get(made)} == {
             (path, kind if asked == "1" else f"{kind} not asked for") for kind in KINDS
         }
-    assert fused().calls == 2 * THEIRS
+    assert ops.calls == 2 * THEIRS
     assert lines_of("info")[0] == f"{LINE}off: sampler: neither TRTLLM_GVR_TOPK=1 nor the YAML key is set"
 
 
@@ -307,11 +301,11 @@ def test_an_older_version_has_no_fused_sampler(process: None) -> None:
 @pytest.mark.parametrize("function", [point.name for point in SAMPLER_POINTS])
 def test_another_signature(process: None, function: str) -> None:
     """None of the three is touched if one of them is another one."""
-    ops = importlib.import_module(DISPATCH)
-    setattr(fused(), function, lambda logits, temperature: None)
-    before = dict(vars(fused()))
+    ops = importlib.import_module(FUSED_SAMPLER)
+    setattr(ops, function, lambda logits, temperature: None)
+    before = dict(vars(ops))
     assert integration.install()
-    assert vars(fused()) == before and ops.fused is fused() and calls() == {}
+    assert vars(ops) == before and calls() == {}
     (line,) = lines_of("warning")
     start = f"sampling stays TensorRT-LLM's own: {function} in {FUSED_SAMPLER}: wanted logits,"
     assert line.startswith(LINE + start) and line.endswith("got logits, temperature")
@@ -338,7 +332,7 @@ def test_after_an_error_all_calls_are_theirs(ops: ModuleType, monkeypatch: pytes
         change_op(broken, sampler, "sample", fail)
         every(ops, logits_of(2), filters(ROWS[:2]))
     every(ops, logits_of(2), filters(ROWS[:2]))
-    assert fused().calls == 2 * THEIRS
+    assert ops.calls == 2 * THEIRS
     assert calls() == {("original", f"{kind} error: RuntimeError"): 2 for kind in KINDS}
     assert lines_of("warning") == fell_back(KINDS, "RuntimeError: no room for this launch")
 
@@ -350,7 +344,7 @@ def test_after_an_error_all_calls_are_theirs(ops: ModuleType, monkeypatch: pytes
 )
 def test_logits_of_another_layout_are_theirs(ops: ModuleType, logits: Tensor) -> None:
     """Only this call, and nothing is switched off."""
-    probabilities = fused().fused_compute_probs_from_logits
+    probabilities = ops.fused_compute_probs_from_logits
     with nullcontext() if logits.dim() == 2 else pytest.raises(ValueError, match="too many values"):
         probabilities(logits, *filters(ROWS[: len(logits)]))
     probabilities(logits_of(2), *filters(ROWS[:2]))
@@ -361,7 +355,7 @@ def test_what_torch_compile_traces_is_theirs(ops: ModuleType) -> None:
     """A whole graph is traced, without a break."""
 
     def probabilities(logits: Tensor, *parameters: Tensor) -> Tensor:
-        return ops.spec_compute_probs_from_logits(MODE, logits, *parameters) + 0  # type: ignore[no-any-return]
+        return ops.fused_compute_probs_from_logits(logits, *parameters) + 0  # type: ignore[no-any-return]
 
     compiled = torch.compile(probabilities, backend="eager", fullgraph=True)
     call = logits_of(3), *filters(ROWS[:3])
@@ -386,7 +380,7 @@ def test_calls_agree(verified: ModuleType, dtype: torch.dtype, ties: bool) -> No
     for step in range(5):
         logits = logits_of(8 * len(ROWS), step, dtype)
         every(verified, logits.round() if ties else logits, filters(8 * ROWS))
-    assert fused().calls == 4 * THEIRS
+    assert verified.calls == 4 * THEIRS
     assert [line for line in lines_of("info") if "verified" in line] == [
         f"{LINE}verified 4 calls of {kind}" for kind in KINDS
     ]
@@ -424,5 +418,5 @@ def test_a_difference_is_named(
 def test_another_order_of_filters_is_noticed(verified: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     joint = {"order": "joint"}
     monkeypatch.setattr(sampler, "sample", lambda logits, **others: sampling.sample(logits, **others | joint))
-    verified.spec_compute_probs_from_logits(MODE, logits_of(8), *filters(8 * [ROWS[4]]))
+    verified.fused_compute_probs_from_logits(logits_of(8), *filters(8 * [ROWS[4]]))
     assert calls() == {("original", f"{KINDS[2]} error: Differs"): 1}

@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -31,7 +32,6 @@ DERIVED = {
         (
             ("tensorrt_llm/version.py", "1.2.1", "1.3.0rc2"),
             ("tensorrt_llm/__init__.py", "(*OPS)", "(*fake_base.OPS)"),
-            ("tensorrt_llm/llmapi/llm_args.py", "    pass", "    use_cute_dsl_topk: bool = False"),
             (f"{_DSA}.py", "bool = True,", "bool = True, q_scale: torch.Tensor | None = None,"),
             (f"{_DSA}.py", "torch.ops.trtllm.indexer_topk_decode", "self.decode_by_either_op"),
         ),
@@ -44,6 +44,7 @@ DERIVED = {
             (f"{_DSA}/metadata.py", "PackageMetadata", "DraftMetadata"),
         ),
     ),
+    "trtllm_1_3_rc27": ("trtllm_1_3_rc25", (("tensorrt_llm/version.py", "rc25", "rc27"),)),
     "trtllm_1_4": (
         "trtllm_1_3_rc27",
         (
@@ -55,7 +56,7 @@ DERIVED = {
         ),
     ),
 }
-"""Versions that are like another one but for a few texts."""
+"""Versions that are like another one but for a few texts, and for what lies in a folder of their own."""
 
 _made = tempfile.TemporaryDirectory(prefix="gvr_topk_fakes_")
 
@@ -63,10 +64,17 @@ _made = tempfile.TemporaryDirectory(prefix="gvr_topk_fakes_")
 @functools.cache
 def tree_of(shape: str) -> Path:
     """Folder of a fake; one of `DERIVED` is made when it is first asked for."""
+    own = HERE / shape
     if shape not in DERIVED:
-        return HERE / shape
+        return own
     like, edits = DERIVED[shape]
-    return edited(HERE / like, Path(_made.name) / shape, edits)
+    tree = edited(tree_of(like), Path(_made.name) / shape, edits)
+    if own.exists():  # of a version in which DSA has moved, beside other changes
+        sources = tree / "tensorrt_llm" / "_torch"
+        (sources / "attention").mkdir()
+        (sources / "attention_backend").rename(sources / "attention" / "backends")
+        shutil.copytree(own, tree, dirs_exist_ok=True)
+    return tree
 
 
 LLM_ARGS = "tensorrt_llm.llmapi.llm_args"

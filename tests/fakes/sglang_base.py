@@ -7,7 +7,6 @@ its results come in descending order of scores, so that a test can tell them fro
 from __future__ import annotations
 
 import functools
-import logging
 import pkgutil
 from collections import Counter, defaultdict
 from enum import Enum, IntEnum, auto
@@ -33,23 +32,20 @@ class HookRegistry:
 
     @classmethod
     def register(cls, target, hook, hook_type=HookType.AFTER, *, source=None):
-        cls._hooks[target].append((hook_type, hook, source))
+        cls._hooks[target].append((hook_type, hook))
 
     @classmethod
     def apply_hooks(cls):
         for target, hooks in sorted(cls._hooks.items()):
             if target in cls._patched:
                 continue
-            try:
-                owner_path, name = target.rsplit(".", 1)
-                owner = pkgutil.resolve_name(owner_path)
-                wrapped = getattr(owner, name)
-                for hook_type, hook, _ in hooks:
-                    wrapped = _wrap(wrapped, hook, hook_type)
-                setattr(owner, name, wrapped)
-                cls._patched.add(target)
-            except Exception:
-                logging.getLogger(__name__).exception("Failed to apply hooks to %s", target)
+            owner_path, name = target.rsplit(".", 1)
+            owner = pkgutil.resolve_name(owner_path)
+            wrapped = getattr(owner, name)
+            for hook_type, hook in hooks:
+                wrapped = _wrap(wrapped, hook, hook_type)
+            setattr(owner, name, wrapped)
+            cls._patched.add(target)
 
     @classmethod
     def reset(cls):
@@ -68,12 +64,9 @@ def _wrap(original, hook, hook_type):
 
 
 def load_plugins(registers):
-    """Run what entry points name and apply the hooks; a plugin that raises is logged and left out."""
+    """Run what entry points name and apply the hooks; SGLang goes on where either raises."""
     for register in registers:
-        try:
-            register()
-        except Exception:
-            logging.getLogger(__name__).exception("Failed to execute general plugin")
+        register()
     HookRegistry.apply_hooks()
 
 

@@ -1,4 +1,4 @@
-"""Stand-in for TensorRT-LLM 1.3 to about rc24: DSA is a package, the config knows enable_heuristic_topk."""
+"""Stand-in for TensorRT-LLM 1.3: DSA is a package, the config knows enable_heuristic_topk."""
 
 from fake_base import OPS, define_ops
 

@@ -13,7 +13,6 @@ __all__ = ["TorchLlmArgs", "update_llm_args_with_extra_dict"]
 
 
 class DeepSeekSparseAttentionConfig(DsaConfig):
-    use_cute_dsl_topk: bool = False
     enable_heuristic_topk: bool = Field(default=False, description="theirs")
 
 

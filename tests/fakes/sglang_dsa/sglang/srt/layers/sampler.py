@@ -74,25 +74,19 @@ class Sampler(nn.Module):
     ):
         CALLS["draw"] += 1
         info, backend = sampling_info, get_exec().kernel.sampling_backend
-        seeds, sums = info.sampling_seed, None
+        seeds = info.sampling_seed
         kept, ids = probs.sort(dim=-1, descending=True)
         if simple_sampling_case:
             kept, ids = probs.clone(), None
-        elif backend == "pytorch":
-            sums = kept.cumsum(-1)
-        elif backend == "flashinfer":
-            assert seeds is None, "Sampling seed is not supported for flashinfer backend"
-            by_k = torch.where(_ranks(kept) < info.top_ks[:, None], kept, 0)
-            # In a batch without min-p both filters look at the whole row.
-            sums = (by_k / by_k.sum(-1, keepdim=True) if info.need_min_p_sampling else kept).cumsum(-1)
         else:
-            raise ValueError(f"Invalid sampling backend: {backend}")
-        if sums is not None:
-            kept[_ranks(kept) >= info.top_ks[:, None]] = 0
+            assert backend in ("pytorch", "flashinfer"), f"Invalid sampling backend: {backend}"
+            assert not info.need_min_p_sampling, "Here no call with min-p is SGLang's"
+            assert seeds is None or backend == "pytorch", (
+                "Sampling seed is not supported for flashinfer backend"
+            )
+            sums = kept.cumsum(-1)  # both filters look at the whole row
+            kept[torch.arange(kept.shape[1]) >= info.top_ks[:, None]] = 0
             kept[:, 1:][sums[:, :-1] > info.top_ps[:, None]] = 0
-            if info.need_min_p_sampling:
-                assert seeds is None
-                kept[kept < kept[:, :1] * info.min_ps[:, None]] = 0
         if seeds is None:
             drawn = torch.multinomial(kept, num_samples=1)
         else:
@@ -105,10 +99,6 @@ class Sampler(nn.Module):
             self.synced.append(batch_next_token_ids)
 
 
-def _ranks(rows):
-    return torch.arange(rows.shape[1])[None]
-
-
 def register_sampler_backend(backend: str, factory: Callable[[], "Sampler"]) -> None:
     from sglang.srt.server_args import SAMPLING_BACKEND_CHOICES
 
@@ -119,10 +109,7 @@ def register_sampler_backend(backend: str, factory: Callable[[], "Sampler"]) -> 
 def create_sampler(backend: Optional[str] = None) -> "Sampler":
     backend = backend or (get_exec().kernel.sampling_backend if get_server_args() else None)
     if backend in _CUSTOM_SAMPLER_FACTORIES:
-        sampler = _CUSTOM_SAMPLER_FACTORIES[backend]()
-        if not isinstance(sampler, Sampler):
-            raise TypeError(f"the factory of {backend} has to return a Sampler")
-        return sampler
+        return _CUSTOM_SAMPLER_FACTORIES[backend]()
     return Sampler()
 
 

@@ -1,3 +1,5 @@
+"""From about rc27 on every top-k goes through this class."""
+
 from __future__ import annotations
 
 from enum import Enum

@@ -83,8 +83,6 @@ def sparse_attn_indexer(
     merged = topk_tokens, dcp_rank, dcp_world_size, cp_kv_cache_interleave_size
     attn_metadata = get_forward_context().attn_metadata
     k_cache_prefix = _resolve_layer_name(k_cache_prefix)
-    if not isinstance(attn_metadata, dict):
-        return topk_indices_buffer
     metadata = attn_metadata[k_cache_prefix]
     assert isinstance(metadata, DeepseekV32IndexerMetadata)
     _resolve_layer_name(dense_mha_metadata_layer_name)

@@ -19,11 +19,6 @@ def select_candidate_blocks(
     row_repeat: int = 1,
 ) -> None:
     rows, width = logits.shape
-    if not rows:
-        return
-    if not width:
-        out.fill_(-1)
-        return
     blocks = -(-width // block_size)
     starts, ends = _bounds(logits, row_ks, row_ke, row_repeat)
     columns = starts + torch.arange(blocks * block_size, device=logits.device)

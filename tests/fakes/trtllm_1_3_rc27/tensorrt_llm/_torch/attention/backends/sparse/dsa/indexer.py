@@ -2,7 +2,6 @@ from typing import Optional
 
 import torch
 from fake_base import IndexerBase
-
 from tensorrt_llm._torch.modules.top_k import TopK, TopKImplementation
 
 

@@ -1,5 +1,0 @@
-from .cache_manager import DSACacheManager
-from .indexer import Indexer
-from .metadata import DSAtrtllmAttentionMetadata
-
-__all__ = ["DSACacheManager", "DSAtrtllmAttentionMetadata", "Indexer"]

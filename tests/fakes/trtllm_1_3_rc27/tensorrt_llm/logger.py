@@ -1,3 +1,0 @@
-from fake_base import Logger
-
-logger = Logger()
