@@ -35,6 +35,8 @@ ENABLE = "GVR_TOPK_VLLM_DCP"
 OURS, OWN = ("gvr_topk", "dcp"), "original"
 K, TURN = 16, 4
 UNUSED = -7
+Ranks = Callable[..., list[Any]]
+"""Type of `ranks`."""
 
 
 @pytest.fixture
@@ -160,10 +162,10 @@ class Rank:
 
     here = threading.local()
 
-    def __init__(self, group: dist.ProcessGroup, turn: int = TURN, mode: Mode = Mode.ON) -> None:
+    def __init__(self, group: dist.ProcessGroup, mode: Mode = Mode.ON, started: bool = True) -> None:
         self.group, self.lines = group, list[str]()
         self.rank, self.world_size, self.rank_in_group = group.rank(), group.size(), group.rank()
-        self.turn, self.cpu_group = turn, group
+        self.cpu_group = group
         self.metrics = CallMetrics(lambda level, line: None)
         self.hook = DcpHook(mode, self.metrics, lambda level, line: self.lines.append(f"{level} {line}"))
         self.here.rank = self
@@ -172,10 +174,12 @@ class Rank:
         config = SimpleNamespace(kernel_config=kernels, model_config=SimpleNamespace(max_model_len=420))
         self.builder = SimpleNamespace(
             dcp_world_size=self.world_size,
-            cp_kv_cache_interleave_size=turn,
+            cp_kv_cache_interleave_size=TURN,
             device=torch.device("cpu"),
             vllm_config=config,
         )
+        if started:
+            self.hook.note_builder(self.builder)
 
     def all_gather(self, part: Tensor, dim: int) -> Tensor:
         parts = [torch.empty_like(part) for _ in range(self.world_size)]
@@ -183,17 +187,29 @@ class Rank:
         return torch.cat(parts, dim)
 
     def part(self, whole: Tensor) -> Tensor:
-        return whole[:, torch.arange(whole.shape[1]) // self.turn % self.world_size == self.rank]
+        return whole[:, torch.arange(whole.shape[1]) // TURN % self.world_size == self.rank]
 
     def call(self, logits: Tensor, lengths: Tensor, k: int = K, **changes: Any) -> Tensor:
-        """Select from a part and merge; columns behind the k of a row have to stay."""
+        """Merge a selection from a part; columns behind the k of a row have to stay."""
         buffer = torch.full((len(logits), k + 2), UNUSED, dtype=torch.int32)
         buffer[:, :k] = indexer_topk_decode(logits, lengths, k)
-        ranks = {"dcp_rank": self.rank, "dcp_world_size": self.world_size, "cp_interleave": self.turn}
+        ranks = {"dcp_rank": self.rank, "dcp_world_size": self.world_size, "cp_interleave": TURN}
         given = ranks | changes
         self.merge(logits, buffer[:, :k], k, *(given.pop(name) for name in ranks), **given)
         assert bool((buffer[:, k:] == UNUSED).all())
         return buffer[:, :k]
+
+    def select(self, whole: Tensor, k: int = K) -> Tensor:
+        """Select from a part of whole rows, and merge."""
+        return self.call(self.part(whole), self.lengths(whole), k)
+
+    def served(self, whole: Tensor, k: int = K) -> bool:
+        """Whether a selection is our own part of the whole one; else it has to be vLLM's whole one."""
+        got, wanted = self.select(whole, k), self.wanted(whole, k)
+        if torch.equal(got, share(wanted, TURN, self.world_size, self.rank)[0]):
+            return True
+        assert torch.equal(got.sort(1).values, wanted.sort(1).values)
+        return False
 
     def lengths(self, whole: Tensor) -> Tensor:
         return torch.full((len(whole),), self.part(whole).shape[1], dtype=torch.int32)
@@ -202,15 +218,12 @@ class Rank:
         length = torch.full((len(whole),), whole.shape[1], dtype=torch.int32)
         return sorted_topk(whole, length, k)
 
-    def own(self, whole: Tensor, k: int = K) -> Tensor:
-        return share(self.wanted(whole, k), self.turn, self.world_size, self.rank)[0]
-
     def calls(self) -> dict[tuple[str, str], int]:
         return self.metrics.counters.snapshot().calls
 
 
 @pytest.fixture
-def ranks(log: list[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+def ranks(log: list[str], monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """Runs what it is given as two ranks, or as many as it says."""
     for name in (INDEXER_MODULE, "vllm.distributed"):
         monkeypatch.setattr(importlib.import_module(name), "get_dcp_group", lambda: Rank.here.rank)
@@ -234,16 +247,13 @@ def rows(count: int = 5, width: int = 160, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("k", [1, K, 200])
-def test_merges(ranks: Callable[..., list[Any]], world: int, k: int) -> None:
+def test_merges(ranks: Ranks, world: int, k: int) -> None:
     """Of any number of rows, one after the other, and of ranks some of which have no column."""
 
     def work(rank: Rank) -> Any:
         rank.hook.note_builder(rank.builder)
-        rank.hook.note_builder(rank.builder)
         for seed, (count, width) in enumerate(((2, 160), (7, 160), (3, 3), (1, 91), (7, 420))):
-            whole = rows(count, width, seed)
-            got = rank.call(rank.part(whole), rank.lengths(whole), k)
-            assert torch.equal(got, rank.own(whole, k))
+            assert rank.served(rows(count, width, seed), k)
         assert rank.calls() == {OURS: 5}
         return rank.lines
 
@@ -251,33 +261,26 @@ def test_merges(ranks: Callable[..., list[Any]], world: int, k: int) -> None:
     assert ranks(work, world) == [said] * world
 
 
-def test_calls_before_the_first_step_and_of_one_rank(ranks: Callable[..., list[Any]]) -> None:
+def test_calls_before_the_first_step_and_of_one_rank(ranks: Ranks) -> None:
     whole = rows()
 
     def work(rank: Rank) -> Any:
         one = SimpleNamespace(**vars(rank.builder) | {"dcp_world_size": 1})
         rank.hook.note_builder(one)
         rank.hook.note_builder(SimpleNamespace())  # of another kind
-        got = rank.call(rank.part(whole), rank.lengths(whole))
-        assert torch.equal(got.sort(1).values, rank.wanted(whole).sort(1).values)
+        assert not rank.served(whole)
         assert rank.calls() == {(OWN, "dcp of one rank"): 1}
         rank.hook.note_builder(rank.builder)
-        assert torch.equal(rank.call(rank.part(whole), rank.lengths(whole)), rank.own(whole))
+        assert rank.served(whole)
         return rank.calls()[OURS]
 
-    assert ranks(work) == [1, 1]
+    assert ranks(work, started=False) == [1, 1]
 
 
-def test_nothing_is_settled_in_a_capture(
-    ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_settled_in_a_capture(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dcp, "capturing", lambda device: True)
 
-    def work(rank: Rank) -> Any:
-        rank.hook.note_builder(rank.builder)
-        return rank.hook._shards
-
-    assert ranks(work) == [None, None]
+    assert ranks(lambda rank: rank.hook._shards) == [None, None]
 
 
 CANNOT: dict[str, tuple[Callable[[Rank], Any], str]] = {
@@ -308,9 +311,7 @@ CANNOT: dict[str, tuple[Callable[[Rank], Any], str]] = {
 
 @pytest.mark.parametrize("which", CANNOT)
 @pytest.mark.parametrize("alone", [True, False])
-def test_ranks_that_cannot(
-    ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch, which: str, alone: bool
-) -> None:
+def test_ranks_that_cannot(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, which: str, alone: bool) -> None:
     """Whether one cannot or all: vLLM merges everywhere, and the lines say why."""
     monkeypatch.setattr(dcp, "ALL_THERE", timedelta(seconds=0.5))
     change, why = CANNOT[which]
@@ -322,18 +323,17 @@ def test_ranks_that_cannot(
             change(rank)
         for _ in range(2):
             rank.hook.note_builder(rank.builder)
-            got = rank.call(rank.part(whole), rank.lengths(whole))
-            assert torch.equal(got.sort(1).values, rank.wanted(whole).sort(1).values)
+            assert not rank.served(whole)
         assert rank.calls() == {(OWN, "dcp not agreed"): 2}
         reason = why if cannot else "another rank cannot"
         assert rank.lines[-1] == f"info not in use: merge of ranks: {reason}"
         assert len(rank.lines) == 1 + (reason == "another backend was chosen")
         return True
 
-    assert ranks(work) == [True, True]
+    assert ranks(work, started=False) == [True, True]
 
 
-def test_the_longest_row_and_a_chosen_backend_under_force(ranks: Callable[..., list[Any]]) -> None:
+def test_the_longest_row_and_a_chosen_backend_under_force(ranks: Ranks) -> None:
     def work(rank: Rank) -> Any:
         rank.builder.vllm_config.model_config.max_model_len = 1 << 21
         rank.builder.vllm_config.kernel_config.sparse_indexer_topk_backend = "torch"
@@ -341,12 +341,10 @@ def test_the_longest_row_and_a_chosen_backend_under_force(ranks: Callable[..., l
         rank.hook.note_builder(rank.builder)
         return rank.hook._shards is not None
 
-    assert ranks(work, mode=Mode.FORCE) == [True, True]
+    assert ranks(work, mode=Mode.FORCE, started=False) == [True, True]
 
 
-def test_gpus_that_cannot_reach_each_other(
-    ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_that_cannot_reach_each_other(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
     def shards(*given: Any, **options: Any) -> Any:
@@ -355,21 +353,16 @@ def test_gpus_that_cannot_reach_each_other(
 
     monkeypatch.setattr(dcp, "Shards", shards)
 
-    def work(rank: Rank) -> Any:
-        rank.hook.note_builder(rank.builder)
-        return rank.lines
-
     line = "info not in use: merge of ranks: the GPUs cannot reach each other's memory"
-    assert ranks(work) == [[line]] * 2
+    assert ranks(lambda rank: rank.lines) == [[line]] * 2
     assert made == [((TURN, torch.device("cpu")), {"timeout_s": 600.0})] * 2
 
 
-def test_what_is_left_to_vllm(ranks: Callable[..., list[Any]]) -> None:
+def test_what_is_left_to_vllm(ranks: Ranks) -> None:
     """By what is the same on all ranks; the width of a rank's scores is not."""
     whole = rows()
 
     def work(rank: Rank) -> Any:
-        rank.hook.note_builder(rank.builder)
         logits, lengths = rank.part(whole), rank.lengths(whole)
         starts = torch.zeros(len(whole), dtype=torch.int32)
         got = rank.call(logits, lengths, row_starts=starts)
@@ -380,9 +373,7 @@ def test_what_is_left_to_vllm(ranks: Callable[..., list[Any]]) -> None:
         for k in (2049, 5000):
             rank.call(logits, lengths, k=k)
         rank.call(logits[:1].expand(129, -1), lengths[:1].expand(129).contiguous())
-        assert torch.equal(rank.call(logits, lengths, k=2048), rank.own(whole, 2048))
-        many = rows(128)
-        assert torch.equal(rank.call(rank.part(many), rank.lengths(many)), rank.own(many))
+        assert rank.served(whole, 2048) and rank.served(rows(128))
         call = MergeCall(logits, lengths, K, rank.rank, 2, TURN)
         assert rank.hook.reason_against(call._replace(dcp_rank=1 - rank.rank)) == "of other ranks"
         assert rank.hook.reason_against(call._replace(dcp_world_size=3)) == "of other ranks"
@@ -394,16 +385,15 @@ def test_what_is_left_to_vllm(ranks: Callable[..., list[Any]]) -> None:
     assert ranks(work) == [counted] * 2
 
 
-def test_an_error_ends_the_engine(ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_ends_the_engine(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the other ranks wait for this one where they are."""
     whole = rows()
     monkeypatch.setattr(dcp, "sharded_topk", lambda *given, **options: fail(given))
 
     def work(rank: Rank) -> Any:
-        rank.hook.note_builder(rank.builder)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="no room"):
-                rank.call(rank.part(whole), rank.lengths(whole))
+                rank.select(whole)
         rank.hook._shards = SimpleNamespace(check=lambda: fail(rank))  # type: ignore[assignment]
         with pytest.raises(RuntimeError, match="no room"):
             rank.hook.note_builder(rank.builder)
@@ -413,19 +403,17 @@ def test_an_error_ends_the_engine(ranks: Callable[..., list[Any]], monkeypatch: 
 
 
 @pytest.mark.parametrize("calls", [1, 2])
-def test_verify_agrees(ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
+def test_verify_agrees(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
     """With NaN, zeros of both signs, -inf, rows of fewer scores than k, and a rank without columns."""
     monkeypatch.setenv("GVR_TOPK_VERIFY", str(calls))
 
     def work(rank: Rank) -> Any:
-        rank.hook.note_builder(rank.builder)
         whole = rows(6)
         whole[0, 3] = torch.nan
         whole[1] = torch.where(torch.arange(160) % 3 == 0, -0.0, 0.0)
         whole[2, 10:] = -torch.inf
         for each in (rows(2, TURN), rows(2, K - 1), whole, whole, whole):
-            got = rank.call(rank.part(each), rank.lengths(each))
-            assert torch.equal(got, rank.own(each))
+            assert rank.served(each)
         assert rank.calls() == {OURS: 5}
         return [line for line in rank.lines if "verified" in line]
 
@@ -441,9 +429,7 @@ FAULTS: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_verify_sees_what_differs(
-    ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
+def test_verify_sees_what_differs(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """On one rank; and then all leave the merge to vLLM, this call's too."""
     monkeypatch.setenv("GVR_TOPK_VERIFY", "3")
     right = dcp.sharded_topk
@@ -460,10 +446,8 @@ def test_verify_sees_what_differs(
     monkeypatch.setattr(dcp, "sharded_topk", wrong)
 
     def work(rank: Rank) -> Any:
-        rank.hook.note_builder(rank.builder)
         for _ in range(2):
-            got = rank.call(rank.part(whole), rank.lengths(whole))
-            assert torch.equal(got.sort(1).values, rank.wanted(whole).sort(1).values)
+            assert not rank.served(whole)
         return rank.calls(), rank.lines
 
     counted = {(OWN, "dcp error: Differs"): 2}
@@ -473,7 +457,7 @@ def test_verify_sees_what_differs(
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_merge_of_vllm_that_fails_is_not_compared(
-    ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch, alone: bool
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
     """On all ranks, also where it failed on one of them alone."""
     monkeypatch.setenv("GVR_TOPK_VERIFY", "3")
@@ -485,10 +469,9 @@ def test_a_merge_of_vllm_that_fails_is_not_compared(
             if not alone or rank.hook._shards.rank == 1:
                 raise RuntimeError("no CuTe DSL")
 
-        rank.hook.note_builder(rank.builder)
         rank.merge = rank.hook.wrap(fail)
         for _ in range(2):
-            assert torch.equal(rank.call(rank.part(whole), rank.lengths(whole)), rank.own(whole))
+            assert rank.served(whole)
         return rank.lines[0]
 
     said = "warning not verified: vLLM's own merge of ranks: RuntimeError: "
@@ -496,9 +479,8 @@ def test_a_merge_of_vllm_that_fails_is_not_compared(
     assert ranks(work) == [said + other, said + "no CuTe DSL"]
 
 
-def test_what_ranks_have_chosen_is_compared_by_scores(ranks: Callable[..., list[Any]]) -> None:
+def test_what_ranks_have_chosen_is_compared_by_scores(ranks: Ranks) -> None:
     def work(rank: Rank) -> Any:
-        rank.hook.note_builder(rank.builder)
         shards = rank.hook._shards
         assert shards is not None
         part = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0]])  # positions 0 to 3 and 8, or 4 to 7 and 12
@@ -517,9 +499,7 @@ def test_what_ranks_have_chosen_is_compared_by_scores(ranks: Callable[..., list[
     assert ranks(work) == [True, True]
 
 
-def test_who_is_not_heard_of_is_not_able(
-    ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_not_heard_of_is_not_able(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is settled stays, for one who comes late, too; each question has its own answer."""
     monkeypatch.setattr(dcp, "ALL_THERE", timedelta(seconds=0.3))
     late = threading.Event()
