@@ -15,7 +15,7 @@ from vllm_engine import SAMPLING, draft_batch, logits_of, native, sampler_with
 from vllm_lines import LINE, calls, register_with
 
 from gvr_topk import sampling
-from gvr_topk.integrations.vllm import drafts, sampler
+from gvr_topk.integrations.vllm import drafts
 from gvr_topk.integrations.vllm.upstream import VERIFY_DRAFTS
 
 pytestmark = pytest.mark.usefixtures("serving")
@@ -196,13 +196,9 @@ THEIRS: list[tuple[str, dict[str, Any]]] = [
     ("with probabilities of drafts", {"others": [torch.zeros(8, STEPS, 300)]}),
     *((METHOD, {"method": method}) for method in ("block", "fly", "synthetic")),
     ("of another rejection sampler", {"subclass": True}),
-    (
-        "of another sampler, such as a watermark's",
-        {"sampler": {"cls": "vllm.v1.watermarking.gpu_sampler:GPUWatermarkSampler"}},
-    ),
+    # Of the reasons that draws have, too, one that is the sampler's, the requests', and the logits'.
     ("with fp64 noise", {"sampler": {"use_fp64_gumbel": True}}),
     ("with penalties or other processors of logits", {"params": {"logit_bias": {5: 3.0}}}),
-    ("on another device", {"device": "cuda"}),
     ("of another layout", {"logits": logits_of(6).t().contiguous().t()}),
 ]
 
@@ -212,7 +208,6 @@ def test_what_vllm_verifies_itself(
     log: list[str], monkeypatch: pytest.MonkeyPatch, reason: str, given: dict[str, Any]
 ) -> None:
     """Its tokens, one line, and nothing is switched off; a batch without such a request is ours."""
-    monkeypatch.setattr(sampler, "DEVICE", given.get("device", "cpu"))
     requests = [{"temperature": 0.8, "seed": 3}, {"seed": 4, **given.get("params", {})}, {"seed": 5}]
     one = sampler_with(requests, **given.get("sampler", {}))
     two = rejection_sampler(one, method=given.get("method", "standard"))

@@ -1,5 +1,8 @@
 """The score of position p for a query of value q is whatever `scores` of the test says."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from vllm import _custom_ops as ops
@@ -165,19 +168,9 @@ _registered_op = sparse_attn_indexer
 class SparseAttnIndexer(torch.nn.Module):
     """Models other than `vllm.models.deepseek_v32` come this way, through ``torch.ops.vllm``."""
 
-    def __init__(
-        self,
-        k_cache,
-        topk_tokens,
-        max_model_len,
-        topk_indices_buffer,
-        topk_backend="auto",
-        candidate_blocks=None,
-        candidate_write=False,
-    ):
+    def __init__(self, k_cache, topk_tokens, max_model_len, topk_indices_buffer, topk_backend="auto"):
         super().__init__()
-        self.candidate_blocks = candidate_blocks
-        self.candidate_write = candidate_write
+        self.candidate_blocks, self.candidate_write = None, False
         self.dcp_rank, self.dcp_world_size, self.cp_interleave = 0, 1, 1
         self.k_cache = k_cache
         self.topk_tokens = topk_tokens
@@ -185,10 +178,11 @@ class SparseAttnIndexer(torch.nn.Module):
         self.topk_indices_buffer = topk_indices_buffer
         self.topk_backend = topk_backend
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return _registered_op(
+    def arguments(self, hidden_states: torch.Tensor, name: Callable[[str], LayerNameType]) -> tuple[Any, ...]:
+        """Those of the function, in its order; `name` makes its names of layers."""
+        return (
             hidden_states,
-            _encode_layer_name(self.k_cache.prefix),
+            name(self.k_cache.prefix),
             self.k_cache.kv_cache,
             hidden_states,
             None,
@@ -204,13 +198,17 @@ class SparseAttnIndexer(torch.nn.Module):
             True,
             False,
             False,
-            _encode_layer_name("model.layers.0.self_attn.attn"),
+            name("model.layers.0.self_attn.attn"),
             False,
             self.dcp_rank,
             self.dcp_world_size,
             self.cp_interleave,
-            candidate_blocks=self.candidate_blocks,
-            candidate_block_size=8,
-            candidate_write=self.candidate_write,
-            topk_backend=self.topk_backend,
+            False,
+            self.candidate_blocks,
+            8,
+            self.candidate_write,
+            self.topk_backend,
         )
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return _registered_op(*self.arguments(hidden_states, _encode_layer_name))
