@@ -399,30 +399,21 @@ def test_an_op_registered_after_dsa_is_replaced_at_the_first_step(monkeypatch, s
         assert not isinstance(torch.ops.trtllm.indexer_topk_decode, DecodeOp)
 
 
-def test_an_op_that_never_comes_or_does_not_fit_is_refused_at_the_first_step(monkeypatch, tmp_path):
+@pytest.mark.parametrize("said", ["indexer_topk_decode", "AttributeError"])
+def test_a_late_op_that_does_not_fit_or_cannot_be_inspected_is_refused(monkeypatch, tmp_path, said):
+    """At the first step; one that never comes, too."""
     monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
-    root = unlike(tmp_path / "op", *OTHER_OP)
-    with fake_package("trtllm_1_2", root=root, late_ops=True):
+    with fake_package("trtllm_1_2", root=unlike(tmp_path / "op", *OTHER_OP), late_ops=True):
         gvr_topk_autoload.install(integration.module_loaded)
         dsa = load_dsa()
         original = dsa.DSAtrtllmAttentionMetadata.prepare.__wrapped__
         sys.modules["fake_base"].load_ops()
+        if said == "AttributeError":
+            monkeypatch.setattr(plugin, "check_live", lambda *args: args.default)
         Engine(dsa).step([], running(1, done=40))
         (line,) = lines_of("warning")
-        assert "refused" in line and "indexer_topk_decode" in line and "int rows" not in line
+        assert "refused" in line and said in line and "int rows" not in line
         assert dsa.DSAtrtllmAttentionMetadata.prepare is original and not integration.installed()
-
-
-def test_a_late_op_that_cannot_be_inspected_is_refused(monkeypatch):
-    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
-    with fake_package("trtllm_1_2", late_ops=True):
-        gvr_topk_autoload.install(integration.module_loaded)
-        dsa = load_dsa()
-        sys.modules["fake_base"].load_ops()
-        monkeypatch.setattr(plugin, "check_live", lambda *args: args.default)
-        Engine(dsa).step([], running(1, done=40))
-        (line,) = lines_of("warning")
-        assert "refused" in line and "AttributeError" in line and not integration.installed()
 
 
 def test_models_of_theirs_may_contain_themselves():
@@ -598,13 +589,28 @@ print(json.dumps({{k: v for k, v in os.environ.items() if k.startswith(("TRTLLM"
     assert python(SHOW_MODE, **forwarded).split() == ["ON", "True"]
 
 
+SEND = """
+import os, pickle, yaml
+from tensorrt_llm.llmapi import llm_args
+print(pickle.dumps(llm_args.TorchLlmArgs(model="m", **yaml.safe_load({!r}))).hex())
+print(os.environ.get("TRTLLM_GVR_TOPK"))
+"""
+"""A parent that sends the arguments of a YAML file, and how its own switch stands."""
+
+RECEIVE = f"import pickle; pickle.loads(bytes.fromhex({{!r}})); {SHOW_MODE}"
+
+
 def test_a_worker_that_was_started_with_the_key_serves_an_engine_without_it():
     """What a worker inherits from its parent is not the user's word: the next engine's arguments count."""
-    make = "import sys, pickle, yaml; from tensorrt_llm.llmapi import llm_args; "
-    sent = make + f"print(pickle.dumps(llm_args.TorchLlmArgs(model='m', **yaml.safe_load({PLAIN!r}))).hex())"
-    worker = make + "pickle.loads(bytes.fromhex({!r})); " + SHOW_MODE
+    sent, _ = python(SEND.format(PLAIN)).split()
     inherited = {"TRTLLM_GVR_TOPK_YAML": '{"enable": true, "options": {"stats": true}}'}
-    assert python(worker.format(python(sent).strip()), **inherited).split() == ["OFF", "False"]
+    assert python(RECEIVE.format(sent), **inherited).split() == ["OFF", "False"]
+
+
+def test_a_worker_of_a_parent_that_is_switched_off_is_off():
+    """It inherits the variables TRTLLM* alone, and its arguments have our keys."""
+    sent, switch = python(SEND.format(YAML), GVR_TOPK_DISABLE="1").split()
+    assert python(RECEIVE.format(sent), TRTLLM_GVR_TOPK=switch).split() == ["OFF", "True"]
 
 
 def test_a_broken_integration_does_not_stop_the_import():
@@ -661,14 +667,3 @@ def test_a_topk_that_no_indexer_asks_for_stays_theirs(shape):
         top_k(logits, out, is_prefill=False, sequence_lengths=lengths, scan_lengths=lengths)
     assert set(out[0].tolist()) == set(logits.topk(16).indices[0].tolist())
     assert integration.counters().calls == {("original", "not from the indexer"): 1}
-
-
-def test_a_worker_of_a_parent_that_is_switched_off_is_off():
-    """It inherits the variables TRTLLM* alone, and its arguments have our keys."""
-    make = "import os, sys, pickle, yaml; from tensorrt_llm.llmapi import llm_args; "
-    parent = (
-        make + f"print(pickle.dumps(llm_args.TorchLlmArgs(model='m', **yaml.safe_load({YAML!r}))).hex()); "
-    )
-    sent, *passed = python(parent + "print(os.environ['TRTLLM_GVR_TOPK'])", GVR_TOPK_DISABLE="1").split()
-    worker = make + f"pickle.loads(bytes.fromhex({sent!r})); " + SHOW_MODE
-    assert python(worker, TRTLLM_GVR_TOPK=passed[0]).split() == ["OFF", "True"]
