@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from edited_tree import importable
 from sglang_base import CALLS, HookRegistry
 
 FAKES = Path(__file__).resolve().parents[1] / "fakes"
 VERSION = "0.5.23"
-
-
-def purge() -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] in ("sglang", "sgl_kernel")]:
-        del sys.modules[name]
+PACKAGES = ("sglang", "sgl_kernel")
 
 
 @contextmanager
 def fake_sglang(tree: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make one tree importable, with our switch on; afterwards no trace of it is left."""
-    purge()
     HookRegistry.reset()
     CALLS.clear()
     for name in ("GVR_TOPK_DISABLE", "GVR_TOPK_VERIFY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GVR_TOPK_SGLANG", "1")
-    for folder in ("sglang_kernel", tree):
-        monkeypatch.syspath_prepend(str(FAKES / folder))
-    yield
+    with importable(PACKAGES, FAKES / tree, FAKES / "sglang_kernel"):
+        yield
     HookRegistry.reset()
-    purge()
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> Callable[..., list[str]]:

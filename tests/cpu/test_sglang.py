@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import sglang_base as base
 import torch
+from edited_tree import forget
 from sampler_setup import fail
 from sglang_base import CALLS, ForwardBatch, ForwardMode, HookRegistry, ReqToTokenPool
-from sglang_setup import VERSION, fake_sglang, logged, purge
+from sglang_setup import PACKAGES, VERSION, fake_sglang, logged
 from torch import Tensor
 
 from gvr_topk import TopkState, policy
@@ -436,7 +437,7 @@ class TestVerified:
         calls = dict(CALLS)
         monkeypatch.delenv("GVR_TOPK_VERIFY")
         HookRegistry.reset()
-        purge()
+        forget(PACKAGES)
         newer.__init__(newer.tree)  # type: ignore[misc]
         newer.load()
         for results in served:

@@ -1,9 +1,12 @@
-"""Copies of a fake's sources in which texts are replaced."""
+"""Sources of fakes: copies in which texts are replaced, and a process that can import them."""
 
 from __future__ import annotations
 
+import importlib
 import shutil
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -15,3 +18,23 @@ def edited(source: Path, target: Path, edits: Iterable[tuple[str, str, str]]) ->
         assert old in text, f"{file}: wanted the text {old!r}"
         (target / file).write_text(text.replace(old, new))
     return target
+
+
+@contextmanager
+def importable(packages: tuple[str, ...], *folders: Path) -> Iterator[None]:
+    """Let packages be imported from folders; afterwards no trace of them is left."""
+    paths = [str(folder) for folder in folders]
+    sys.path[:0] = paths
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        for path in paths:
+            sys.path.remove(path)
+        forget(packages)
+
+
+def forget(packages: tuple[str, ...]) -> None:
+    """Take all modules of packages out of those that are loaded."""
+    for name in [name for name in sys.modules if name.split(".")[0] in packages]:
+        del sys.modules[name]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import os
 import shutil
 import sys
 import tempfile
@@ -16,8 +15,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
-from edited_tree import edited
+from edited_tree import edited, importable
 
 HERE = Path(__file__).resolve().parent
 SHAPES = ("trtllm_1_2", "trtllm_1_3_monolith", "trtllm_1_3_package", "trtllm_1_3_rc25", "trtllm_1_3_rc27")
@@ -96,26 +96,15 @@ def fake_package(
 
     With `late_ops` its ops are registered by ``fake_base.load_ops`` and not by importing it.
     """
-    paths = [str(HERE), str(root or tree_of(shape))]
-    variables = {"FAKE_INDEX_TOPK": str(topk), "FAKE_LATE_OPS": "1" if late_ops else ""}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    sys.path[:0] = paths
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        for path in paths:
-            sys.path.remove(path)
-        if "fake_base" in sys.modules:
-            sys.modules["fake_base"].forget_ops()
-        for name in [n for n in sys.modules if n == "fake_base" or n.split(".")[0] == "tensorrt_llm"]:
-            del sys.modules[name]
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    packages = ("tensorrt_llm", "fake_base")
+    with pytest.MonkeyPatch.context() as patch, importable(packages, root or tree_of(shape)):
+        patch.setenv("FAKE_INDEX_TOPK", str(topk))
+        patch.setenv("FAKE_LATE_OPS", "1" if late_ops else "")
+        try:
+            yield
+        finally:
+            if "fake_base" in sys.modules:
+                sys.modules["fake_base"].forget_ops()
 
 
 def load_dsa() -> ModuleType:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edited_tree import importable
 
 HERE = Path(__file__).resolve().parent
 WIDTH = 400
@@ -24,15 +24,8 @@ CHUNK = 9
 @contextmanager
 def fake_vllm(root: Path | None = None) -> Iterator[None]:
     """Make ``vllm`` importable; afterwards no trace of it is left."""
-    path = str(root or HERE / "vllm_0_33")
-    sys.path.insert(0, path)
-    importlib.invalidate_caches()
-    try:
+    with importable(("vllm",), root or HERE / "vllm_0_33"):
         yield
-    finally:
-        sys.path.remove(path)
-        for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
-            del sys.modules[name]
 
 
 SAMPLING: list[dict[str, Any]] = [
