@@ -16,7 +16,7 @@ from edited_tree import edited
 from prometheus_client import REGISTRY
 from sampler_setup import fail
 from vllm_engine import HERE, Runner, Step, fake_vllm
-from vllm_lines import assert_exact, assert_prompts_exact, calls, register_with
+from vllm_lines import assert_exact, assert_prompts_exact, calls, prefill_op, register_with
 
 from gvr_topk import policy
 from gvr_topk.constants import STATE_UNKNOWN, STATE_VALUE_ONLY
@@ -32,7 +32,7 @@ from gvr_topk.integrations.vllm.hook import visible
 from gvr_topk.integrations.vllm.plugin import Finder
 from gvr_topk.integrations.vllm.prefill import PrefillCall, PrefillOp
 from gvr_topk.integrations.vllm.rows import RequestStates, _prefilling, owners_of_rows
-from gvr_topk.integrations.vllm.upstream import ENGINE, WATCHED
+from gvr_topk.integrations.vllm.upstream import ENGINE, TOP_K_MODULE, WATCHED
 from gvr_topk.library import LibraryStatus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,8 +124,9 @@ def test_state_follows_requests_through_churn(serving, via_op, inference):
     assert integration.counters().requests["admitted"] == 12
 
 
-def prefill_op():
-    return torch.ops._C.top_k_per_row_prefill
+def top_k(backend: str = "auto"):
+    """VLLM's decode top-k, or ours in its place."""
+    return importlib.import_module(TOP_K_MODULE).SparseIndexerTopk(backend)
 
 
 def load_watched():
@@ -154,7 +155,7 @@ def test_prefill_is_exact(serving, log, via_op, inference):
 
 def test_prefill_windows_that_begin_inside_the_scores(serving):
     """As the op may be called: positions count from the window, and a caller may name its arguments."""
-    load_watched()
+    op = prefill_op()
     from vllm import _custom_ops
 
     logits = torch.randn(5, 90).round()
@@ -168,16 +169,15 @@ def test_prefill_windows_that_begin_inside_the_scores(serving):
     _custom_ops.top_k_per_row_prefill(logits, starts, ends, out[:5, :8], 5, 90, 1, 8)
     assert torch.equal(out[:5, :8], wanted) and out[:5, 8:].eq(7).all() and out[5].eq(7).all()
     named = {"rowStarts": starts, "rowEnds": ends, "numRows": 4, "stride0": 90, "stride1": 1, "topK": 8}
-    prefill_op()(logits, indices=out.fill_(7)[:, :8], **named)  # fewer rows than the tensors have
+    op(logits, indices=out.fill_(7)[:, :8], **named)  # fewer rows than the tensors have
     assert torch.equal(out[:4, :8], wanted[:4]) and out[4:].eq(7).all()
     assert calls() == {(OURS, "prefill"): 2}
-    assert prefill_op().default._schema.name == "_C::top_k_per_row_prefill"
+    assert op.default._schema.name == "_C::top_k_per_row_prefill"
 
 
 def test_prefill_in_other_layouts_is_vllms(serving):
     """And nothing is switched off by them."""
-    load_watched()
-    logits, out = torch.randn(2, 128), torch.zeros((2, 8), dtype=torch.int32)
+    op, logits, out = prefill_op(), torch.randn(2, 128), torch.zeros((2, 8), dtype=torch.int32)
     starts, ends = torch.zeros(2, dtype=torch.int32), torch.tensor([64, 30], dtype=torch.int32)
     apart = logits[:, ::2]
     served = (logits, starts, ends, out, 2, 128, 1, 8)
@@ -191,7 +191,7 @@ def test_prefill_in_other_layouts_is_vllms(serving):
     )
     for arguments in (*others, served):
         arguments[3].zero_()
-        prefill_op()(*arguments)
+        op(*arguments)
         wanted = sorted_topk(arguments[0].float(), ends, 8)
         assert torch.equal(arguments[3].int().sort(1).values, wanted.sort(1).values)
     assert calls() == {("original", "prefill layout"): len(others), (OURS, "prefill"): 1}
@@ -215,9 +215,7 @@ def test_prefill_op_that_has_changed(log, monkeypatch):
     assert prefill_op() is torch.ops._C.renamed_top_k_per_row_prefill
     assert len(log) == 1 and "refused: torch.ops._C.top_k_per_row_prefill" in log[0]
     assert "wanted logits, rowStarts, rowEnds" in log[0] and "cu_seqlen_ks" in log[0]
-    from vllm.model_executor.layers.indexer_topk import SparseIndexerTopk
-
-    assert not hasattr(SparseIndexerTopk.forward, "__wrapped__")
+    assert not hasattr(top_k().forward, "__wrapped__")
 
 
 def test_prefill_op_that_is_not_there(log, monkeypatch):
@@ -342,14 +340,12 @@ def test_a_layer_is_forgotten_when_its_indexer_returns(serving):
     request = runner.add("a", 100)
     runner.step([request])
     hint = calls()[OURS, "hint"]
-    from vllm.model_executor.layers.indexer_topk import SparseIndexerTopk
-
     runner.step([], [runner.add("b", 90)])  # no decode row, so the indexer calls no top-k for decode
     metadata = runner.prepare([request])
     words = states(runner).slots.words.clone()
     ends, out = metadata.decode.seq_lens, torch.empty((1, 16), dtype=torch.int32)
     with runner.context.set_forward_context({runner.names[0]: metadata}):
-        SparseIndexerTopk()(torch.randn(1, 400), ends, 1, out, 16, 100)
+        top_k()(torch.randn(1, 400), ends, 1, out, 16, 100)
     assert calls()[OURS, "no_state"] == 1 and calls()[OURS, "hint"] == hint
     assert torch.equal(states(runner).slots.words, words)
 
@@ -401,13 +397,11 @@ def test_drafts(serving, flattening, drafts):
 
 @pytest.mark.parametrize("lengths", ["rows", "column", "requests"])
 def test_every_layout_of_lengths(serving, lengths):
-    from vllm.model_executor.layers.indexer_topk import SparseIndexerTopk
-
     logits = torch.randn(6, 64)
     by_row = torch.tensor([[39, 40], [4, 5], [63, 64]], dtype=torch.int32)
     given = {"rows": by_row, "column": by_row.reshape(-1, 1), "requests": by_row[:, 1].contiguous()}[lengths]
     out = torch.zeros((6, 10), dtype=torch.int32)[:, :8]
-    SparseIndexerTopk()(logits, given, 1 if lengths == "column" else 2, out, 8, 64)
+    top_k()(logits, given, 1 if lengths == "column" else 2, out, 8, 64)
     assert torch.equal(out, sorted_topk(logits, by_row.reshape(-1), 8))
     assert calls() == {(OURS, "no_state"): 1}
 
@@ -473,15 +467,13 @@ def test_an_indexer_of_a_models_own_is_served_without_state(log, share):
     The layer is not named to us, the outputs are not filled with -1 before, and the longest length is that of
     the keys and not of the pools.
     """
-    from vllm.model_executor.layers.indexer_topk import get_indexer_topk
-
     importlib.import_module("vllm.model_executor.layers.sparse_attn_indexer")
     integration.register()
     k = 32 // share
     pools = torch.tensor([[4], [31], [90 // share]], dtype=torch.int32)
     logits = torch.randn(3, 100)
     chosen = torch.full((3, k), 77, dtype=torch.int32)
-    get_indexer_topk("auto")(logits, pools, 1, chosen, k, 100 * share)
+    top_k()(logits, pools, 1, chosen, k, 100 * share)
     assert torch.equal(chosen, sorted_topk(logits, pools.reshape(-1), k))
     ends = pools.reshape(-1)
     prompts = torch.full((3, k), 77, dtype=torch.int32)
@@ -495,13 +487,11 @@ def test_an_indexer_of_a_models_own_is_served_without_state(log, share):
 @pytest.mark.parametrize("force", [False, True])
 def test_a_model_that_asks_for_an_exact_backend_keeps_it(log, monkeypatch, force):
     """Step5 takes ``per_row`` where the setting is ``auto``, as the other kernels are not exact to it."""
-    from vllm.model_executor.layers.indexer_topk import get_indexer_topk
-
     register_with(monkeypatch, GVR_TOPK_VLLM="force" if force else "1")
     scores = torch.randn(2, 60)
     chosen = torch.empty((2, 8), dtype=torch.int32)
     lengths = torch.tensor([60, 41], dtype=torch.int32)  # one-dimensional there
-    get_indexer_topk("per_row")(scores, lengths, 1, chosen, 8, 60)
+    top_k("per_row")(scores, lengths, 1, chosen, 8, 60)
     wanted = sorted_topk(scores, lengths, 8)
     assert torch.equal(chosen.sort(1).values, wanted)
     assert calls() == ({(OURS, "no_state"): 1} if force else {("original", "backend chosen"): 1})
@@ -693,7 +683,7 @@ def test_auto_that_is_another_gvr_is_left_alone(log, monkeypatch, arch, resolved
     monkeypatch.setattr(backend, "arch_of", lambda device: arch)
     register_with(monkeypatch, GVR_TOPK_VLLM=mode)
     runner = Runner()
-    stage = importlib.import_module("vllm.model_executor.layers.indexer_topk").SparseIndexerTopk
+    stage = type(top_k())
     monkeypatch.setattr(stage, "resolve_backend", lambda stage, logits, topk_tokens, num_rows: resolved)
     step = runner.step([runner.add("a", 300)], [runner.add("b", 200)])
     left = arch >= 100 and "gvr" in resolved and mode == "1"
@@ -708,23 +698,19 @@ def test_auto_that_is_another_gvr_is_left_alone(log, monkeypatch, arch, resolved
 
 def test_other_layouts_are_vllms(serving):
     """And nothing is switched off by them."""
-    from vllm.model_executor.layers.indexer_topk import SparseIndexerTopk
-
     logits = torch.randn(1, 128)
     lengths = torch.tensor([[64]], dtype=torch.int32)
     for scores, ends in ((logits[:, ::2], lengths), (logits, lengths.long()), (logits, lengths)):
         out = torch.zeros((1, 8), dtype=torch.int32)
-        SparseIndexerTopk()(scores, ends, 1, out, 8, 64)
+        top_k()(scores, ends, 1, out, 8, 64)
         assert torch.equal(out.sort(1).values, sorted_topk(scores, ends.reshape(-1), 8))
     assert calls() == {("original", "layout"): 2, (OURS, "no_state"): 1}
 
 
 def test_register_twice_is_once(serving):
     runner = Runner()
-    from vllm.model_executor.layers.indexer_topk import SparseIndexerTopk
-
     integration.register()
-    assert not hasattr(SparseIndexerTopk.forward.__wrapped__, "__wrapped__")
+    assert not hasattr(top_k().forward.__wrapped__, "__wrapped__")
     assert sys.meta_path.count(Finder) == 1
     assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
     assert calls() == {(OURS, "hint"): 2}

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm_engine import CHUNK, Runner
-from vllm_lines import assert_prompts_exact, calls, register_with
+from vllm_lines import assert_prompts_exact, calls, prefill_op, register_with
 
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations.vllm import plugin, prefill, slices
@@ -282,12 +282,6 @@ def deferred_call(rows, k, seed, budget=640, before=lambda: None):
     out = torch.full((rows, k + 1), 7, dtype=torch.int32)
     call = (deferred, starts, ends, out[:, :k], rows, *deferred.stride(), k)
     return call, out, torch.cat([sorted_topk(logits, ends, k), out[:, k:]], 1)
-
-
-def prefill_op():
-    from vllm.model_executor.layers import sparse_attn_indexer  # noqa: F401
-
-    return torch.ops._C.top_k_per_row_prefill
 
 
 def test_one_carry_serves_all_calls_of_a_thread():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from vllm_engine import Step
 from gvr_topk import sampling
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations.vllm import plugin, sampler
+from gvr_topk.integrations.vllm.upstream import INDEXER_MODULE
 
 LINE = "gvr_topk in vLLM 0.33.0: "
 """How each line begins."""
@@ -59,6 +61,12 @@ def without_variables(monkeypatch: Any) -> None:
     """Unset the variables of this package and of vLLM."""
     for name in [name for name in os.environ if name.startswith(("GVR_TOPK", "VLLM"))]:
         monkeypatch.delenv(name)
+
+
+def prefill_op() -> Any:
+    """The op of vLLM's prefill top-k, or what stands in for it since the indexer was loaded."""
+    importlib.import_module(INDEXER_MODULE)
+    return torch.ops._C.top_k_per_row_prefill
 
 
 def register_with(monkeypatch: Any, **variables: str) -> None:
