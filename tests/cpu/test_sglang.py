@@ -153,10 +153,6 @@ class TestExact:
         score, lengths = scores(len(LENGTHS), kind), lengths_of(LENGTHS)
         return score, lengths, sorted_topk(score, lengths, K)
 
-    def test_positions(self, serving: SGLang, rows: Any) -> None:
-        score, lengths, positions = rows
-        assert torch.equal(serving.metadata("PAGED", lengths, fuse=False).topk_transform(score, K), positions)
-
     def test_paged_by_position(self, serving: SGLang, rows: Any) -> None:
         score, lengths, positions = rows
         table = table_of(len(LENGTHS), WIDTH)
@@ -169,12 +165,6 @@ class TestExact:
         table = table_of(len(LENGTHS), WIDTH // PAGE)
         metadata = newer_serving.metadata("PAGED", lengths, real_page_table=table, page_size=PAGE)
         assert torch.equal(metadata.topk_transform(score, K), slots_of(positions, table, PAGE))
-
-    def test_ragged(self, serving: SGLang, rows: Any) -> None:
-        score, lengths, positions = rows
-        offsets = torch.arange(len(LENGTHS), dtype=torch.int32) * 1000
-        got = serving.metadata("RAGGED", lengths, offsets=offsets).topk_transform(score, K)
-        assert got.dtype == torch.int32 and torch.equal(got, shifted(positions, offsets))
 
 
 class TestPagedV2:
@@ -252,6 +242,20 @@ def window_positions(score: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
 
 
 @KINDS
+@pytest.mark.parametrize("inside", [False, True])
+def test_positions_and_ragged(serving: SGLang, kind: str, inside: bool) -> None:
+    """Of rows that begin with the scores, and of such that begin inside."""
+    starts, lengths = windows()[:2] if inside else (None, lengths_of(LENGTHS))
+    score = scores(len(lengths), kind)
+    positions = window_positions(score, torch.zeros_like(lengths) if starts is None else starts, lengths)
+    got = serving.metadata("PAGED", lengths, fuse=False).topk_transform(score, K, ks=starts)
+    assert torch.equal(got, positions)
+    offsets = 1000 * torch.arange(len(lengths), 0, -1, dtype=torch.int32)
+    got = serving.metadata("RAGGED", lengths, offsets=offsets).topk_transform(score, K, ks=starts)
+    assert got.dtype == torch.int32 and torch.equal(got, shifted(positions, offsets))
+
+
+@KINDS
 class TestPrefill:
     """Rows that begin inside the scores, as prompts have them."""
 
@@ -261,17 +265,6 @@ class TestPrefill:
         starts, lengths, request = windows()
         score = scores(len(starts), kind)
         return score, starts, lengths, request, window_positions(score, starts, lengths)
-
-    def test_positions(self, serving: SGLang, rows: Any) -> None:
-        score, starts, lengths, _, positions = rows
-        got = serving.metadata("RAGGED", lengths, fuse=False).topk_transform(score, K, ks=starts)
-        assert torch.equal(got, positions)
-
-    def test_ragged(self, serving: SGLang, rows: Any) -> None:
-        score, starts, lengths, request, positions = rows
-        offsets = lengths_of([1000, 0, 7])[request.long()]
-        got = serving.metadata("RAGGED", lengths, offsets=offsets).topk_transform(score, K, ks=starts)
-        assert got.dtype == torch.int32 and torch.equal(got, shifted(positions, offsets))
 
     def test_ragged_v2(self, newer_serving: SGLang, rows: Any) -> None:
         score, starts, lengths, _, positions = rows
