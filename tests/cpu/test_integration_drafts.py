@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 
 import pytest
 import torch
-from engine import SHAPES, Engine, Request, fake_package
+from engine import SHAPES, Engine, Request, fake_package, load_dsa
 from integration_setup import check_decode_rows, hooked, lines_of, state_of
 
 from gvr_topk import TopkState
@@ -34,21 +35,25 @@ def words_of(engine, request: Request) -> torch.Tensor:
     return slots.words[:, slots.slot_of(request.request_id)].clone()
 
 
-def started(engine, *ids: int, prompt: int = 30) -> list[Request]:
-    """Requests whose prompt is in the cache."""
-    requests = [Request(i, prompt, 150, seed=i) for i in ids]
+def started(engine, *ids: int) -> list[Request]:
+    """Requests whose prompt of 30 tokens is in the cache."""
+    requests = [Request(i, 30, 150, seed=i) for i in ids]
     for request in requests:
-        engine.step([(request, prompt)], [])
-        request.done = prompt
+        engine.step([(request, 30)], [])
+        request.done = 30
     return requests
 
 
-def one_by_one(dsa, request: Request, tokens: int, **engine_options) -> dict[int, torch.Tensor]:
-    """What each token of a request leaves when it is computed alone, by the keys in the cache after it."""
-    engine = Engine(dsa, **{"mtp": True, **engine_options})
-    alone = Request(request.request_id, request.prompt, request.tokens, request.seed)
-    engine.step([(alone, alone.prompt)], [])
-    alone.done = alone.prompt
+@functools.cache
+def alone_states(request_id: int, prompt: int, tokens: int, **engine_options) -> dict[int, torch.Tensor]:
+    """What each token of a request leaves when it is computed alone, by the keys in the cache after it.
+
+    It is the same for all versions of the engine.
+    """
+    engine = Engine(load_dsa(), **{"mtp": True, **engine_options})
+    alone = Request(request_id, prompt, tokens, seed=request_id)
+    engine.step([(alone, prompt)], [])
+    alone.done = prompt
     states = {}
     while alone.done < tokens:
         engine.step([], [alone])
@@ -57,27 +62,15 @@ def one_by_one(dsa, request: Request, tokens: int, **engine_options) -> dict[int
     return states
 
 
-_ALONE: dict[tuple, dict[int, torch.Tensor]] = {}
-"""What `one_by_one` has returned, by request and options: it is the same for all versions of the engine."""
-
-
-def alone_states(dsa, request: Request, tokens: int, **engine_options) -> dict[int, torch.Tensor]:
-    key = (request.request_id, request.prompt, request.seed, tokens, *engine_options.values())
-    if key not in _ALONE:
-        _ALONE[key] = one_by_one(dsa, request, tokens, **engine_options)
-    return _ALONE[key]
-
-
 @pytest.mark.parametrize(("attention_dp", "takes_back"), [(False, True), (False, False), (True, True)])
 @pytest.mark.parametrize(("next_n", "compress_ratio"), [(2, 1), (3, 4), (4, 1)])
 def test_the_state_is_that_of_the_last_accepted_row(
     telling, monkeypatch, next_n, compress_ratio, attention_dp, takes_back
 ):
     """Requests enter and leave, rows move, eager and graph steps with padding take turns."""
-    dsa = hooked(monkeypatch)
     options = {"layers": 3, "mtp": True, "attention_dp": attention_dp}
     options |= {"compress_ratio": compress_ratio, "topk": 8 if compress_ratio > 1 else 16}
-    engine = Engine(dsa, takes_back=takes_back, **options)
+    engine = Engine(hooked(monkeypatch), takes_back=takes_back, **options)
     graph = engine.metadata.create_cuda_graph_metadata(engine.max_requests, max_draft_tokens=next_n - 1)
     rng = random.Random(next_n)
     live = [Request(i, 36 + i % 5, 36 + i % 5 + rng.randint(10, 40), seed=i) for i in range(100, 103)]
@@ -103,8 +96,8 @@ def test_the_state_is_that_of_the_last_accepted_row(
             request.done += count
             if not told:
                 continue  # the first step: its first layers did not know that they would be told
-            expected = alone_states(dsa, request, request.tokens + next_n, **options)[request.done]
-            torch.testing.assert_close(words_of(engine, request), expected)
+            alone = alone_states(request.request_id, request.prompt, request.tokens + next_n, **options)
+            torch.testing.assert_close(words_of(engine, request), alone[request.done])
             compared += 1
             partly += count < next_n
         live = [r for r in live if r.done < r.tokens]
@@ -115,9 +108,8 @@ def test_the_state_is_that_of_the_last_accepted_row(
 @pytest.mark.parametrize("known", [True, False])
 def test_draft_layers_with_a_cache_of_their_own_are_ours(shape, known, monkeypatch):
     """The draft loop swaps the cache manager; one that no step knew before is served without a state."""
-    dsa = hooked(monkeypatch)
+    engine = Engine(hooked(monkeypatch), layers=3, mtp=True)
     compared = check_decode_rows(in_order=True)
-    engine = Engine(dsa, layers=3, mtp=True)
     if not known:
         engine.metadata.draft_kv_cache_manager = None
     rng = random.Random(0)
@@ -148,8 +140,7 @@ def test_draft_layers_with_a_cache_of_their_own_are_ours(shape, known, monkeypat
 
 def test_a_replayed_graph_needs_no_python(telling, monkeypatch):
     """Captured calls write where they always did; before the next step the accepted rows are taken over."""
-    dsa = hooked(monkeypatch)
-    engine = Engine(dsa, mtp=True)
+    engine = Engine(hooked(monkeypatch), mtp=True)
     next_n, k = 3, engine.topk
     requests = started(engine, 1, 2)
     engine.step([], requests, next_n=next_n, accepted=[1, 1])  # a warm-up run
@@ -198,8 +189,7 @@ def test_a_replayed_graph_needs_no_python(telling, monkeypatch):
 
 def test_a_slot_that_changes_hands_starts_empty(telling, monkeypatch):
     """What its last owner's rows have left is not brought back, and its neighbour gets its own."""
-    dsa = hooked(monkeypatch)
-    engine = Engine(dsa, mtp=True, max_requests=2)
+    engine = Engine(hooked(monkeypatch), mtp=True, max_requests=2)
     engine.manager.max_batch_size = 2
     first, second = started(engine, 1, 2)
     for _ in range(2):
@@ -216,8 +206,7 @@ def test_a_slot_that_changes_hands_starts_empty(telling, monkeypatch):
 
 
 def test_where_nothing_is_told_the_last_row_leaves_its_state(shape, monkeypatch):
-    dsa = hooked(monkeypatch)
-    engine = Engine(dsa, mtp=True)
+    engine = Engine(hooked(monkeypatch), mtp=True)
     (request,) = started(engine, 1)
     nbytes = state_of(engine).nbytes
     accepted = None if shape in TELLING else [1]
@@ -225,8 +214,7 @@ def test_where_nothing_is_told_the_last_row_leaves_its_state(shape, monkeypatch)
         engine.step([], [request], next_n=3, accepted=accepted)
     state = state_of(engine)
     assert state.next_state is None and state.nbytes == nbytes
-    alone = one_by_one(dsa, request, request.done + 3)
-    torch.testing.assert_close(words_of(engine, request), alone[request.done + 3])
+    torch.testing.assert_close(words_of(engine, request), alone_states(1, 30, 33)[33])
     assert not any("drafts:" in line for line in lines_of("info"))
 
 
@@ -261,8 +249,7 @@ def test_a_number_of_another_kind_is_ignored_and_said_once(telling, monkeypatch,
     assert f"mtp_num_accepted is not used: wanted {said}" in line
     assert state_of(engine).next_state is None
     assert integration.counters().calls == {("gvr_topk", "hint"): 6}
-    alone = one_by_one(dsa, requests[0], requests[0].done + 2)
-    torch.testing.assert_close(words_of(engine, requests[0]), alone[requests[0].done + 2])
+    torch.testing.assert_close(words_of(engine, requests[0]), alone_states(1, 30, 32)[32])
 
 
 def test_an_error_while_noting_is_said_and_harmless(telling, monkeypatch):
