@@ -11,7 +11,7 @@ import pytest
 import torch
 from sampler_setup import change_op, fail
 from torch import Tensor
-from vllm_engine import SAMPLING, draft_batch, logits_of, native, sampler_with
+from vllm_engine import SAMPLING, draft_batch, logits_of, same_as_native, sampler_with
 from vllm_lines import LINE, calls, register_with
 
 from gvr_topk import sampling
@@ -53,12 +53,6 @@ def right_drafts(one: Any, places: Sequence[int], counts: Sequence[int]) -> tupl
     stream = stream_of(one, table)[places, 5 : 6 + STEPS]
     guesses = [tokens[:count].tolist() for tokens, count in zip(stream, counts, strict=True)]
     return rows_of(table, places, starts, guesses), draft_batch(places, starts, guesses), stream
-
-
-def same_as_native(two: Any, *call: Any) -> None:
-    got, wanted = two(*call), native(two)(*call)
-    assert torch.equal(got.num_sampled, wanted.num_sampled)
-    assert torch.equal(got.sampled_token_ids, wanted.sampled_token_ids)
 
 
 @pytest.mark.parametrize("chunk", [5, 1 << 20])

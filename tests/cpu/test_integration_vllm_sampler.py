@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from sampler_setup import fail
+from sampler_setup import change_op, fail
 from torch import Tensor
-from vllm_engine import SAMPLING, Runner, logits_of, native, sampler_batch, sampler_with
-from vllm_lines import LINE, break_sampler, calls
+from vllm_engine import SAMPLING, Runner, logits_of, same_as_native, sampler_batch, sampler_with
+from vllm_lines import LINE, calls
 
 from gvr_topk import sampling
 from gvr_topk.integrations.vllm import sampler
@@ -36,9 +36,8 @@ def test_tokens_are_those_of_vllm(
         slots = random.sample(range(SLOTS), rows)
         logits, inputs = logits_of(rows, step, dtype), sampler_batch(slots, 1000 * step)
         before = logits.clone()
-        got = one(logits, inputs).sampled_token_ids
+        got = same_as_native(one, logits, inputs)[0].sampled_token_ids
         assert got.shape == (rows, 1) and got.dtype == torch.int64
-        assert torch.equal(got, native(one)(logits, inputs).sampled_token_ids)
         assert torch.equal(logits, before)
         drawn.append((got[:, 0] != logits.float().argmax(1)).sum())
     assert sum(drawn) > 0.3 * 240  # most rows are not greedy
@@ -94,8 +93,7 @@ def test_what_is_made_of_the_logits(mode: str, dtype: torch.dtype) -> None:
         )
         logits, inputs = logits_of(SLOTS, dtype=dtype), sampler_batch(range(SLOTS))
         before = logits.clone()
-        got, wanted = one(logits, inputs), native(one)(logits, inputs)
-        assert torch.equal(got.sampled_token_ids, wanted.sampled_token_ids)
+        got, wanted = same_as_native(one, logits, inputs)
         mine, theirs = got.logprobs_tensors, wanted.logprobs_tensors
         torch.testing.assert_close(mine.logprobs, theirs.logprobs, rtol=1e-5, atol=1e-5)
         assert torch.equal(mine.selected_token_ranks, theirs.selected_token_ranks)
@@ -144,8 +142,7 @@ def test_what_vllm_draws_itself(
     logits = logits_of(2).t().contiguous().t() if given.pop("layout", False) else logits_of(2)
     one = sampler_with([{"temperature": 0.8, "seed": 3}, {"seed": 4, **params}, {"seed": 5}], **given)
     for _ in range(2):
-        got = one(logits, sampler_batch([0, 1])).sampled_token_ids
-        assert torch.equal(got, native(one)(logits, sampler_batch([0, 1])).sampled_token_ids)
+        same_as_native(one, logits, sampler_batch([0, 1]))
     assert calls() == {("original", f"sampler {reason}"): 2}
     assert log == [f"{LINE}sampler: Sampler.sample of vLLM draws calls {reason}"]
     if params or reason == PROCESSORS:
@@ -155,11 +152,10 @@ def test_what_vllm_draws_itself(
 
 def test_an_error_falls_back_and_switches_off(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The top-k of the layers goes on."""
-    break_sampler(monkeypatch, fail)
+    change_op(monkeypatch, sampler, "sample", fail)
     one, logits = sampler_with(), logits_of(3)
     for _ in range(2):
-        got = one(logits, sampler_batch([2, 5, 9])).sampled_token_ids
-        assert torch.equal(got, native(one)(logits, sampler_batch([2, 5, 9])).sampled_token_ids)
+        same_as_native(one, logits, sampler_batch([2, 5, 9]))
         monkeypatch.setattr(sampler, "sample", sampling.sample)
     runner = Runner()
     runner.step([runner.add("a", 300)])

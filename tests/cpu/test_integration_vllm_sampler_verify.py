@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from vllm_engine import logits_of, native, sampler_batch, sampler_with
+from vllm_engine import logits_of, native, same_as_native, sampler_batch, sampler_with
 from vllm_lines import LINE, break_sampler, register_with
 
 from gvr_topk.integrations import vllm as integration
@@ -56,12 +56,11 @@ def test_a_wrong_token_is_noticed(
     break_sampler(monkeypatch, change)
     one, logits, inputs = sampler_with(), logits_of(2), sampler_batch([4, slot])
     for _ in range(2):
-        got = one(logits, inputs).sampled_token_ids
-        assert torch.equal(got, native(one)(logits, inputs).sampled_token_ids)
+        got, _ = same_as_native(one, logits, inputs)
     (line,) = log
     assert line.startswith(f"{LINE}fell back: sampler: Differs: row 1 of 2: token ")
     assert line.endswith(" vLLM's own sampler serves from now on")
-    assert f"{int(got[1])} by vLLM: {what}" in line
+    assert f"{int(got.sampled_token_ids[1])} by vLLM: {what}" in line
     assert integration.counters().calls == {DIFFERS: 2}
 
 

@@ -110,6 +110,14 @@ def native(sampler: Any) -> Any:
     return call
 
 
+def same_as_native(sampler: Any, *arguments: Any) -> tuple[Any, Any]:
+    """Call a sampler and vLLM's own, which have the same tokens, and return the results of both."""
+    got, wanted = sampler(*arguments), native(sampler)(*arguments)
+    assert torch.equal(got.num_sampled, wanted.num_sampled)
+    assert torch.equal(got.sampled_token_ids, wanted.sampled_token_ids)
+    return got, wanted
+
+
 @dataclass
 class Request:
     """One request at its place, with as many keys as it has now."""
