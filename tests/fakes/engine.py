@@ -26,6 +26,7 @@ BY_PHASE = SHAPES[2:]
 
 _DSA = "tensorrt_llm/_torch/attention_backend/sparse/dsa"
 _TOP_K = "tensorrt_llm/_torch/modules/top_k.py"
+_OF_TOP_K = "import tensorrt_llm._torch.modules.top_k\nfrom fake_base import TopKIndexerBase as IndexerBase"
 DERIVED = {
     "trtllm_1_3_monolith": (
         "trtllm_1_2",
@@ -44,7 +45,13 @@ DERIVED = {
             (f"{_DSA}/metadata.py", "PackageMetadata", "DraftMetadata"),
         ),
     ),
-    "trtllm_1_3_rc27": ("trtllm_1_3_rc25", (("tensorrt_llm/version.py", "rc25", "rc27"),)),
+    "trtllm_1_3_rc27": (
+        "trtllm_1_3_rc25",
+        (
+            ("tensorrt_llm/version.py", "rc25", "rc27"),
+            (f"{_DSA}/indexer.py", "from fake_base import IndexerBase", _OF_TOP_K),
+        ),
+    ),
     "trtllm_1_4": (
         "trtllm_1_3_rc27",
         (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Literal, Optional
@@ -498,3 +499,29 @@ class IndexerBase(torch.nn.Module):
                 logits, torch.zeros_like(ends), ends, buffer[rows], self.index_topk
             )
             start += tokens
+
+
+class TopKIndexerBase(IndexerBase):
+    """That from about rc27 on, which has a module of the package for its top-k."""
+
+    def __init__(self, config, layer_idx, aux_stream, compress_ratio=1):
+        super().__init__(config, layer_idx, aux_stream, compress_ratio)
+        kind = "cute_dsl_radix" if self._use_cute_dsl_topk else "cuda_radix"
+        self.top_k = sys.modules["tensorrt_llm._torch.modules.top_k"].TopK(
+            self.index_topk,
+            decode_implementation="cute_dsl_gvr" if self._enable_heuristic_topk else kind,
+            compress_ratio=compress_ratio,
+        )
+
+    def decode_by_op(self, metadata, logits, lengths, indices, next_n):
+        layer = metadata.kv_cache_manager.layer_offsets[self.layer_idx]
+        self.top_k(
+            logits,
+            indices,
+            is_prefill=False,
+            sequence_lengths=lengths,
+            scan_lengths=lengths // self.compress_ratio,
+            next_n=next_n,
+            max_seq_len=metadata.get_indexer_max_seq_len(),
+            gvr_ext_kwargs={"gvr_prior_indices": metadata.heuristic_prev_topk[layer]},
+        )
