@@ -218,6 +218,15 @@ def test_where_nothing_is_told_the_last_row_leaves_its_state(shape, monkeypatch)
     assert not any("drafts:" in line for line in lines_of("info"))
 
 
+def test_a_step_that_tells_nothing_behind_one_that_told_leaves_its_last_row_s_state(telling, monkeypatch):
+    engine = Engine(hooked(monkeypatch), mtp=True)
+    (request,) = started(engine, 1)
+    for accepted in ([1], [1], None):
+        engine.step([], [request], next_n=3, accepted=accepted)
+        engine.metadata.prepare()
+    torch.testing.assert_close(words_of(engine, request), alone_states(1, 30, 33)[33])
+
+
 def test_positions_are_the_last_row_s_and_so_is_the_state_with_them(telling, monkeypatch):
     engine = Engine(hooked(monkeypatch, keep_positions=True), mtp=True)
     (request,) = started(engine, 1)

@@ -708,8 +708,9 @@ def test_other_layouts_are_vllms(serving):
 
 
 def test_register_twice_is_once(serving):
-    runner = Runner()
+    runner, hook = Runner(), plugin._integration.hook
     integration.register()
+    assert plugin._integration.hook is hook
     assert not hasattr(top_k().forward.__wrapped__, "__wrapped__")
     assert sys.meta_path.count(Finder) == 1
     assert_exact(runner.step([runner.add("a", 300)]), runner.topk)

@@ -257,7 +257,7 @@ def prometheus_text() -> str:
 def describe(arch: int | None = None) -> list[tuple[str, str]]:
     """Describe the state for ``gvr-topk doctor``: version found, patch points, what would happen and why.
 
-    Reads source files; imports neither torch nor TensorRT-LLM. `arch` is the compute capability of the GPU
+    Reads source files; does not import TensorRT-LLM. `arch` is the compute capability of the GPU
     times ten, where there is one.
     """
     root = root_of_engine()
