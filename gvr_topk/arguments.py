@@ -28,7 +28,6 @@ from gvr_topk.constants import (
     MAX_WIDTH,
     PAPER_MAX_WIDTH,
     STATE_FLOATS,
-    ItemOrder,
     Path,
     StatsColumn,
 )
@@ -190,11 +189,12 @@ class TopkItemsArguments(NamedTuple):
     Attributes
     ----------
     indices, values : Tensor, ``[rows, k]``, contiguous, int64 and of the dtype of `logits`
-    order : int
-        One of `ItemOrder`. Equal values, and NaN among themselves, stand by ascending indices. At most
-        `MAX_SORTED_ITEMS` items are sorted.
+    sorted : int
+        1: the best item comes first, and of equal ones, or of NaN, that at the smallest position. At most
+        `MAX_SORTED_ITEMS` items are sorted. 0: items come by ascending positions.
     largest : int
-        1; 0 selects the smallest, where NaN ranks above all others, too.
+        1; 0 selects the smallest, where NaN ranks above all others, too. Of equal scores those at the
+        smallest positions are selected.
     candidates : Tensor, ``[rows, width]``, int64, contiguous
         The index of each position of a row; without it, itself.
     """
@@ -202,7 +202,7 @@ class TopkItemsArguments(NamedTuple):
     logits: Tensor
     indices: Output
     values: Output | None = None
-    order: int = 0
+    sorted: int = 0
     largest: int = 1
     candidates: Tensor | None = None
 
@@ -714,10 +714,11 @@ def check_topk_items(a: TopkItemsArguments) -> None:
     if a.values is not None:
         TOPK.tensor("values", a.values, a.logits, a.logits.dtype, (rows, k))
         TOPK.contiguous("values", a.values)
-    TOPK.integer("order", a.order, 0, len(ItemOrder) - 1)
-    most = width if a.order == ItemOrder.AS_GIVEN or width <= MAX_SORTED_ITEMS else MAX_SORTED_ITEMS
-    if k > most:
-        raise TOPK.fail("indices", f"at most {most} columns", k)
+    TOPK.integer("sorted", a.sorted, 0, 1)
+    if k > width:
+        raise TOPK.fail("indices", f"at most {width} columns", k)
+    if a.sorted == 1 and k > MAX_SORTED_ITEMS:
+        raise TOPK.fail("indices", f"at most {MAX_SORTED_ITEMS} columns", k)
     TOPK.integer("largest", a.largest, 0, 1)
     TOPK.row_table("candidates", a.candidates, a.logits, torch.int64, width)
     TOPK.memory(a)

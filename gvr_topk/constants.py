@@ -93,14 +93,6 @@ class StatsColumn(enum.IntEnum):
     DONE = 7
 
 
-class ItemOrder(enum.IntEnum):
-    """The order of a row's items."""
-
-    AS_GIVEN = 0
-    DESCENDING = 1
-    ASCENDING = 2
-
-
 MAX_WIDTH = 2097152
 """Longest row, in elements, that the kernels are built and tested for."""
 

@@ -29,7 +29,6 @@ from gvr_topk.constants import (
     STATE_UNKNOWN,
     STATE_VALUE_ONLY,
     HintReason,
-    ItemOrder,
     Path,
     StatsColumn,
 )
@@ -318,16 +317,12 @@ def topk_items(a: TopkItemsArguments) -> None:
     check_topk_items(a)
     if a.indices.numel() == 0:
         return
-    keys = order_key(a.logits)
-    ranked = keys if a.largest else _KEY_BITS - keys
-    index = largest(ranked, ranked >= 0, a.indices.shape[1])
-    values = a.logits.gather(1, index)
-    if a.candidates is not None:
-        index = a.candidates.gather(1, index)
-    if a.order != ItemOrder.AS_GIVEN:
-        keys = order_key(values)
-        order = keys.argsort(dim=1, descending=a.order == ItemOrder.DESCENDING, stable=True)
-        values, index = values.gather(1, order), index.gather(1, order)
+    scores, k = a.logits.detach(), a.indices.shape[1]
+    keys = order_key(scores)
+    index = largest(keys if a.largest else _KEY_BITS - keys, torch.ones_like(keys, dtype=torch.bool), k)
+    if a.sorted:
+        found = keys.gather(1, index)
+        index = index.gather(1, found.argsort(dim=1, descending=bool(a.largest), stable=True))
     if a.values is not None:
-        a.values.copy_(values)
-    a.indices.copy_(index)
+        a.values.copy_(scores.gather(1, index))
+    a.indices.copy_(index if a.candidates is None else a.candidates.gather(1, index))

@@ -58,6 +58,8 @@ _LIBRARY = library_status()
 
 _PREFILL_PATHS = paths_by_name(PREFILL_PATHS)
 
+_NO_MEMORY = "gvr_topk: cannot allocate"  # the message of cpp/torch/call.h
+
 _AUTO = "auto"  # the object that a call gives without a path
 
 
@@ -188,8 +190,8 @@ def _argument_error(checks: Checks, arguments: NamedTuple, message: str) -> Valu
 def launch(arguments: Any) -> None:
     """Run one call of the op whose arguments these are, those for measurements included.
 
-    Arguments of no op are a `TypeError`; a failed launch is a `RuntimeError`; the rest as in
-    `indexer_topk_decode`.
+    Arguments of no op are a `TypeError`; a failed launch is a `RuntimeError`, and a workspace for which there
+    is no memory a `torch.OutOfMemoryError`; the rest as in `indexer_topk_decode`.
     """
     if type(arguments) not in _CALLS:
         kinds = either([op.arguments.__name__ for op in OPS])
@@ -205,8 +207,10 @@ def _launch(kind: type[Any], *given: Any) -> None:
     try:
         (usual if len(given) <= usual_count else every)(*given)
     except (RuntimeError, AttributeError) as error:
-        arguments = kind(*given)
-        wrong = _argument_error(checks, arguments, str(error).split("\n", 1)[0])
+        arguments, message = kind(*given), str(error).split("\n", 1)[0]
+        if _NO_MEMORY in message:
+            raise torch.OutOfMemoryError(message[message.index(_NO_MEMORY) :]) from error
+        wrong = _argument_error(checks, arguments, message)
         if wrong is not None:
             raise wrong from None
         if isinstance(error, NotImplementedError) and given[0].is_cuda:

@@ -36,7 +36,7 @@ def enable() -> None:
 
     Notes
     -----
-    Served are calls with ``largest=True`` and without ``out=`` for which `gvr_topk.topk` calls the decode op,
+    Served are calls with ``largest=True`` and without ``out=`` for which `gvr_topk.topk` calls its op,
     on a GPU that the library has code for. They return what `gvr_topk.topk` returns. Where other code has
     replaced the kernel too, the last one to do so is called first. ``torch.kthvalue`` stays as it is.
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from gvr_topk.arguments import TOPK, Checks, TopkItemsArguments
-from gvr_topk.constants import MAX_ROWS, MAX_SORTED_ITEMS, MAX_WIDTH, ItemOrder
+from gvr_topk.constants import MAX_ROWS, MAX_SORTED_ITEMS, MAX_WIDTH
 from gvr_topk.contract import DTYPES
 from gvr_topk.ops import launch
 
@@ -314,8 +314,7 @@ def _last(input: Tensor, k: int, dim: int, largest: bool) -> tuple[Tensor, Tenso
 
 def _topk(input: Tensor, k: int, dim: int, largest: bool, sorted: bool) -> TopkResult:
     """Select items, with their gradient, of arguments that are checked; all results are contiguous."""
-    # What is exported may be given an input with a gradient later.
-    tracked = input.requires_grad or forward_ad._current_level >= 0 or torch.compiler.is_exporting()
+    tracked = _is_tracked(input)
     scores, is_last = input.detach() if tracked else input, dim == input.dim() - 1
     if not is_last:
         scores = scores.movedim(dim, -1)
@@ -330,13 +329,20 @@ def _topk(input: Tensor, k: int, dim: int, largest: bool, sorted: bool) -> TopkR
     return TopkResult(values, indices)
 
 
+def _is_tracked(input: Tensor) -> bool:
+    """Whether the values have to carry a gradient."""
+    # What is exported may be given an input with a gradient later.
+    if input.requires_grad or forward_ad._current_level >= 0 or torch.compiler.is_exporting():
+        return True
+    # `requires_grad` tells of the innermost transform of torch.func alone.
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _items(scores: Tensor, k: int, largest: bool, sorted: bool) -> tuple[Tensor, Tensor]:
     """Select items along the last dimension with the op; returns values and int64 indices."""
-    rows, order = _rows(scores), ItemOrder.AS_GIVEN
-    if sorted and k <= MAX_SORTED_ITEMS:
-        order = ItemOrder.DESCENDING if largest else ItemOrder.ASCENDING
+    rows = _rows(scores)
     values = rows.new_empty(rows.shape[0], k)
-    indices = _select(rows, k, largest, order, values)
+    indices = _select(rows, k, largest, sorted and k <= MAX_SORTED_ITEMS, values)
     if sorted and k > MAX_SORTED_ITEMS:
         # The smallest index stands first, so a stable sort of the values leaves equal ones in order.
         by_value = _order(values, 1, largest)
@@ -393,20 +399,16 @@ def op_serves(scores: Tensor, k: int) -> bool:
 
 
 def _select(
-    rows: Tensor,
-    k: int,
-    largest: bool,
-    order: ItemOrder = ItemOrder.AS_GIVEN,
-    values: Tensor | None = None,
+    rows: Tensor, k: int, largest: bool, sorted: bool = False, values: Tensor | None = None
 ) -> Tensor:
-    """Run the op, of whose arguments `TopkItemsArguments` tells; returns int64 indices."""
+    """Run the op, on rows of any length; `values` are written, and int64 indices returned."""
     candidates: Tensor | None = None
     while rows.shape[1] > MAX_WIDTH:
         best = _best_of_pieces(rows, k, largest)
         rows = rows.gather(1, best)
         candidates = best if candidates is None else candidates.gather(1, best)
     indices = rows.new_empty((rows.shape[0], k), dtype=torch.int64)
-    launch(TopkItemsArguments(rows, indices, values, int(order), int(largest), candidates))
+    launch(TopkItemsArguments(rows, indices, values, int(sorted), int(largest), candidates))
     return indices
 
 

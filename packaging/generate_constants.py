@@ -26,7 +26,6 @@ ENUMS = {
     "GuessSource": "Where the first threshold of a row, or the interval around it, came from.",
     "SearchEnd": "How the search of the paper's kernel for a threshold ended.",
     "StatsColumn": "Columns of the statistics tensor.",
-    "ItemOrder": "The order of a row's items.",
 }
 NUMBERS = {
     "kMaxWidth": "Longest row, in elements, that the kernels are built and tested for.",

@@ -373,14 +373,14 @@ WRONG_ITEMS: list[Row] = [
     ("values: wanted dtype bfloat16, got float32", {"logits": Zeros(torch.bfloat16, (2, 64))}),
     ("values: wanted shape [2, 3], got [2, 4]", f32(2, 4)),
     ("values: wanted contiguous rows, got strides (4, 1)", f32(2, 3, strides=(4, 1))),
-    *each("order", "0 to 2", -1, 3),
+    *each("sorted", "0 to 1", -1, 2),
     *(
         (
             f"indices: wanted at most {most} columns, got {most + 1}",
             {"logits": f32(1, width), "values": None, "indices": i64(1, most + 1)}
-            | {"order": order, "candidates": None},
+            | {"sorted": sorted, "candidates": None},
         )
-        for most, width, order in ((64, 64, 0), (64, 64, 2), (MAX_SORTED_ITEMS, 9000, 1))
+        for most, width, sorted in ((64, 64, 0), (64, 64, 1), (MAX_SORTED_ITEMS, 9000, 1))
     ),
     *each("largest", "0 to 1", -1, 2),
     ("candidates: wanted shape [2, 64], got [2, 3]", i64(2, 3)),

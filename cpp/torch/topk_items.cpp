@@ -18,7 +18,7 @@ TopkItemsParams make_params(const TopkItemsArguments& a) {
   p.rows = static_cast<int32_t>(a.logits.size(0));
   p.width = static_cast<int32_t>(a.logits.size(1));
   p.k = static_cast<int32_t>(a.indices.size(1));
-  p.order = static_cast<ItemOrder>(a.order);
+  p.sorted = a.sorted != 0;
   p.dtype = dtype_of(a.logits);
   return p;
 }
@@ -55,14 +55,13 @@ void topk_items(const TopkItemsArguments& a) {
   if (reverses) items.reversed_stride = (int64_t{items.width} + 3) / 4 * 4;
   const GivenTensor workspace = make_workspace(rows * items.reversed_stride + count + rows, device);
   if (reverses) items.reversed = static_cast<float*>(workspace.data_ptr());
-  int32_t* const positions = static_cast<int32_t*>(workspace.data_ptr()) + rows * items.reversed_stride;
+  auto* const positions = static_cast<int32_t*>(workspace.data_ptr()) + rows * items.reversed_stride;
+  items.positions = positions;
   items.lengths = positions + count;
   require_launched(launch_preparation(items, target.stream));
   const TopkParams p = selection_of(items, positions);
   // Its launch is hidden behind one that is short. Behind a long one its CTAs would crowd on few SMs.
   launch_decode(p, on_gpu({p.rows, p.width, p.k, p.dtype}, p, target), target, !reverses);
-  items.positions = positions;
-  items.positions_stride = p.k;
   require_launched(launch_topk_items(items, target.stream));
 }
 

@@ -32,7 +32,7 @@ from eval.stress.stress_cases import (
 from eval.stress.stress_library import TimeLog, neighbours_library, succeed
 from gvr_topk import PrefillCarry, TopkState, indexer_topk_decode, ops, sampling
 from gvr_topk.arguments import TopkItemsArguments
-from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN, ItemOrder, StatsColumn
+from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN, StatsColumn
 from gvr_topk.contract import exact_topk, row_lengths
 from gvr_topk.sampling.arguments import LIMIT_WORDS
 
@@ -340,7 +340,7 @@ class Workload:
             self._sample(launch, device, outputs)
             return
         logits = self._inputs(launch)[0].to(device)
-        ops.launch(TopkItemsArguments(logits, **outputs, order=int(ItemOrder.DESCENDING)))
+        ops.launch(TopkItemsArguments(logits, **outputs, sorted=1))
 
     def _sample(self, launch: int, device: str, outputs: dict[str, Any]) -> None:
         """Sample the rows of a launch on a device, whose seeds and positions are their numbers."""

@@ -237,6 +237,11 @@ def test_errors_of_the_cuda_library_are_of_the_same_type(op: Op, monkeypatch: py
         monkeypatch.setitem(ops._CALLS, described, raising(described, RuntimeError(message)))
         with pytest.raises(RuntimeError, match=f"^{message}"):
             op()
+    lacking = "gvr_topk: cannot allocate 64 bytes of device memory"
+    message = f"Expected status to hold: {lacking}\nException raised from require at check.h:1"
+    monkeypatch.setitem(ops._CALLS, described, raising(described, RuntimeError(message)))
+    with pytest.raises(torch.OutOfMemoryError, match=f"^{lacking}$"):
+        op()
 
 
 @pytest.mark.parametrize("op", OPS)

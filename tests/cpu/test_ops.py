@@ -22,7 +22,6 @@ from gvr_topk.constants import (
     STATE_UNKNOWN,
     STATE_VALUE_ONLY,
     HintReason,
-    ItemOrder,
     Path,
     StatsColumn,
 )
@@ -429,25 +428,26 @@ def test_states_by_row_leave_the_slots_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "largest", "wanted"),
+    ("sorted", "largest", "wanted"),
     [
-        (ItemOrder.AS_GIVEN, 1, [0, 1, 3, 4]),
-        (ItemOrder.DESCENDING, 1, [0, 1, 3, 4]),
-        (ItemOrder.ASCENDING, 1, [4, 1, 3, 0]),
-        (ItemOrder.AS_GIVEN, 0, [1, 2, 3, 4]),
-        (ItemOrder.DESCENDING, 0, [1, 3, 4, 2]),
-        (ItemOrder.ASCENDING, 0, [2, 4, 1, 3]),
+        (0, 1, [0, 1, 3, 4]),
+        (1, 1, [3, 0, 1, 4]),
+        (0, 0, [0, 1, 2, 4]),
+        (1, 0, [2, 4, 0, 1]),
     ],
 )
-def test_items_in_every_order(order: ItemOrder, largest: int, wanted: list[int]) -> None:
-    rows, names = torch.tensor([[NAN, 4.0, 0.5, 4.0, 1.0]]), torch.tensor([[5, 6, 7, 8, 9]])
+def test_items_in_every_order(sorted: int, largest: int, wanted: list[int]) -> None:
+    rows, names = torch.tensor([[4.0, 4.0, 0.5, NAN, 1.0]]), torch.tensor([[5, 6, 7, 8, 9]])
     values, indices = torch.empty(1, 4), torch.empty(1, 4, dtype=torch.int64)
     for candidates in (None, names):
-        gvr_topk.ops.launch(TopkItemsArguments(rows, indices, values, int(order), largest, candidates))
+        gvr_topk.ops.launch(TopkItemsArguments(rows, indices, values, sorted, largest, candidates))
         assert indices.tolist() == [[index + 5 * (candidates is names) for index in wanted]]
         assert torch.equal(values.nan_to_num(nan=7.25), rows[:, wanted].nan_to_num(nan=7.25))
         alone = torch.empty_like(indices)
-        gvr_topk.ops.launch(TopkItemsArguments(rows, alone, None, int(order), largest, candidates))
+        tracked = rows.clone().requires_grad_()
+        gvr_topk.ops.launch(TopkItemsArguments(tracked, indices, values, sorted, largest, candidates))
+        assert not values.requires_grad  # as on a GPU
+        gvr_topk.ops.launch(TopkItemsArguments(rows, alone, None, sorted, largest, candidates))
         assert torch.equal(alone, indices)
 
 

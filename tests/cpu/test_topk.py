@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gvr_topk import kth_value, topk, topk_mask, topk_threshold, torch_backend, torch_topk
 from gvr_topk.arguments import TopkItemsArguments
+from gvr_topk.constants import MAX_SORTED_ITEMS
 from gvr_topk.library import LibraryError, LibraryStatus
 from tests.topk_oracle import BOTH, KINDS, SHAPES, best, check, check_all_elements, rows_of, same
 
@@ -118,7 +119,7 @@ def test_rows_longer_than_the_op_takes_are_selected_in_pieces(
     assert max(selected) == (15, 8) and max(width for _, width in selected) == 8  # three rows of five pieces
 
 
-def test_which_calls_theop_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_calls_the_op_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_topk, "MAX_WIDTH", 8)
     monkeypatch.setattr(torch_topk, "MAX_ROWS", 3)
     for rows, width, k, serves in (
@@ -133,6 +134,17 @@ def test_a_row_longer_than_the_op_takes() -> None:
     row = torch.randn((1 << 21) + 5, generator=draw(8)).round(decimals=3)
     row[-2:] = 9.0
     assert torch.equal(topk(row, 1000).indices, best(row, 1000))
+
+
+def test_nested_gradients() -> None:
+    def inner(values: Tensor, z: Tensor) -> Tensor:
+        return (values * z).sum()
+
+    def outer(given: Tensor, find: Callable[..., Any]) -> Tensor:
+        return torch.func.grad(lambda z: inner(find(given * 2, 1).values, z))(torch.tensor(1.0))
+
+    given = torch.tensor([1.0, 3.0, 2.0])
+    assert torch.equal(torch.func.grad(outer)(given, topk), torch.func.grad(outer)(given, torch.topk))
 
 
 @BOTH
@@ -354,15 +366,15 @@ def test_torch_topk_keeps_the_calls_that_are_not_served(backend: list[tuple[int,
     assert backend == []
 
 
-def test_a_batch_of_any_size_is_exported() -> None:
+def test_rows_of_any_number_and_length_are_exported() -> None:
     class Chosen(torch.nn.Module):
         def forward(self, rows: Tensor) -> Tensor:
             return topk(rows, 2).indices
 
-    sizes = ({0: torch.export.Dim("batch", max=1 << 20)},)
-    exported = torch.export.export(Chosen(), (torch.randn(3, 7),), dynamic_shapes=sizes)
-    rows = torch.randn(5, 7)
-    assert torch.equal(exported.module()(rows), topk(rows, 2).indices)
+    sizes = ({0: torch.export.Dim("batch", max=1 << 20), 1: torch.export.Dim("width", min=2, max=1 << 20)},)
+    exported = torch.export.export(Chosen(), (torch.randn(3, 7),), dynamic_shapes=sizes).module()
+    for rows in (torch.randn(5, 7), torch.randn(2, MAX_SORTED_ITEMS + 1)):
+        assert torch.equal(exported(rows), topk(rows, 2).indices)
 
 
 def test_what_was_exported_without_a_gradient_gives_one() -> None:

@@ -275,9 +275,6 @@ struct ShardedParams {
   Dtype dtype;
 };
 
-// The order of a row's items.
-enum class ItemOrder : int32_t { kAsGiven = 0, kDescending = 1, kAscending = 2 };
-
 // Most items of a row that are sorted: what the registers of a CTA hold.
 constexpr int32_t kMaxSortedItems = 8192;
 
@@ -285,8 +282,7 @@ constexpr int32_t kMaxSortedItems = 8192;
 struct TopkItemsParams {
   const void* scores;  // [rows, width], inner stride 1, `scores_stride` elements between rows
   int64_t scores_stride;
-  const int32_t* positions;  // [rows, k]: of the selected items, ascending
-  int64_t positions_stride;
+  const int32_t* positions;   // [rows, k]: of the selected items, ascending
   const int64_t* candidates;  // [rows, width] or null: the index of each position
   void* values;               // [rows, k] or null
   int64_t* indices;           // [rows, k]
@@ -294,7 +290,7 @@ struct TopkItemsParams {
   float* reversed;  // [rows, width] or null: numbers to select the smallest scores by, from the largest down
   int64_t reversed_stride;
   int32_t rows, width, k;
-  ItemOrder order;  // other than as given for at most kMaxSortedItems
+  bool sorted;  // the best items come first, at most kMaxSortedItems; or all by ascending positions
   Dtype dtype;
 };
 

@@ -3,8 +3,8 @@
 //
 // Grid: a CTA for each row (`sort_items`), a warp for each row of few items (`sort_few`), or a thread for
 // each item that stays where it is (`list_items`). Ahead of the selection a thread for each row writes its
-// length (`fill_lengths`), or where the smallest are selected, a CTA for each chunk of a row makes numbers to
-// select by, too (`reverse_scores`).
+// length, or where the smallest are selected, CTAs for each row make numbers to select by, too
+// (`prepare_selection`).
 #pragma once
 
 #include <cub/block/block_radix_sort.cuh>
@@ -17,7 +17,7 @@
 namespace gvr_topk::topk_items {
 
 constexpr int kFew = 32, kFewThreads = 128, kListThreads = 256;
-constexpr int kReverseThreads = 256, kReverseChunk = 16 * kReverseThreads;
+constexpr int kPrepareThreads = 256, kPrepareChunk = 16 * kPrepareThreads;
 constexpr int kRadixBits = 4;
 constexpr uint32_t kLast = 0xffffffffu;  // ranks behind every number
 
@@ -28,7 +28,7 @@ struct RowItems {
   int64_t row;
 
   GVR_DEVICE int32_t position(int place) const {
-    const int32_t at = p.positions[row * p.positions_stride + place];
+    const int32_t at = p.positions[row * p.k + place];
     return static_cast<uint32_t>(at) < static_cast<uint32_t>(p.width) ? at : -1;
   }
 
@@ -42,7 +42,7 @@ struct RowItems {
   GVR_DEVICE uint32_t rank_key(int32_t position) const {
     if (position < 0) return kLast;
     const uint32_t key = order_key(p.dtype, bits(position));
-    return p.order == ItemOrder::kDescending ? ~key : key;
+    return p.reversed == nullptr ? ~key : key;
   }
 
   GVR_DEVICE void write(int place, int32_t position) const {
@@ -60,29 +60,33 @@ struct RowItems {
   }
 };
 
-static __global__ void __launch_bounds__(kListThreads)
-    fill_lengths(const __grid_constant__ TopkItemsParams p) {
-  ptx::grid_take_over();
-  const int64_t row = int64_t{blockIdx.x} * kListThreads + threadIdx.x;
-  if (row < p.rows) p.lengths[row] = p.width;
+// A number that ranks opposite to a score, and below all others for NaN. Negation alone would leave NaN on
+// top. So every number moves up to the next one, which frees -inf for NaN: the largest finite number becomes
+// +inf, and +inf becomes NaN.
+GVR_DEVICE float reversed(uint32_t key) {
+  const float negated = -key_to_float(key);
+  if (isnan(negated)) return -INFINITY;
+  return negated == INFINITY ? NAN : nextafterf(negated, INFINITY);
 }
 
-// Numbers in the opposite order of scores, NaN below all others. Negation alone would leave NaN on top. So
-// every number moves up to the next one, which frees -inf for NaN: the largest finite number becomes +inf,
-// and +inf becomes NaN.
-static __global__ void __launch_bounds__(kReverseThreads)
-    reverse_scores(const __grid_constant__ TopkItemsParams p, int chunks) {
+// Each row has `chunks` CTAs, or if that is 0 a thread that writes its length.
+static __global__ void __launch_bounds__(kPrepareThreads)
+    prepare_selection(const __grid_constant__ TopkItemsParams p, int chunks) {
   ptx::grid_take_over();
+  const int thread = static_cast<int>(threadIdx.x);
+  if (chunks == 0) {
+    const int64_t row = int64_t{blockIdx.x} * kPrepareThreads + thread;
+    if (row < p.rows) p.lengths[row] = p.width;
+    return;
+  }
   const RowItems items{p, blockIdx.x / chunks};
-  float* const reversed = p.reversed + items.row * p.reversed_stride;
-  const int first = static_cast<int>(blockIdx.x % chunks) * kReverseChunk;
-  const int end = min(first + kReverseChunk, p.width);
-  if (first == 0 && threadIdx.x == 0) p.lengths[items.row] = p.width;
+  float* const to = p.reversed + items.row * p.reversed_stride;
+  const int first = static_cast<int>(blockIdx.x % chunks) * kPrepareChunk;
+  const int end = min(first + kPrepareChunk, p.width);
+  if (first == 0 && thread == 0) p.lengths[items.row] = p.width;
 #pragma unroll 4
-  for (int i = first + static_cast<int>(threadIdx.x); i < end; i += kReverseThreads) {
-    const float negated = -key_to_float(order_key(p.dtype, items.bits(i)));
-    const float raised = negated == INFINITY ? NAN : nextafterf(negated, INFINITY);
-    reversed[i] = isnan(negated) ? -INFINITY : raised;
+  for (int i = first + thread; i < end; i += kPrepareThreads) {
+    to[i] = reversed(order_key(p.dtype, items.bits(i)));
   }
 }
 

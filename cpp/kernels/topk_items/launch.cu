@@ -17,22 +17,19 @@ cudaError_t sort(const TopkItemsParams& params, const LaunchTarget& target) {
 
 cudaError_t launch_preparation(const TopkItemsParams& params, cudaStream_t stream) {
   using namespace topk_items;
-  const LaunchTarget target{stream, false, nullptr};
-  if (params.reversed == nullptr) {
-    const LaunchConfig config(dim3((params.rows + kListThreads - 1) / kListThreads), dim3(kListThreads), 0, 1,
-                              target);
-    return launch_kernel<fill_lengths>(config, params);
-  }
-  const int chunks = (params.width + kReverseChunk - 1) / kReverseChunk;
-  const auto ctas = static_cast<uint32_t>(int64_t{params.rows} * chunks);
-  const LaunchConfig config(dim3(ctas), dim3(kReverseThreads), 0, 1, target);
-  return launch_kernel<reverse_scores>(config, params, chunks);
+  const bool reverses = params.reversed != nullptr;
+  const int chunks = reverses ? (params.width + kPrepareChunk - 1) / kPrepareChunk : 0;
+  const int64_t ctas =
+      reverses ? int64_t{params.rows} * chunks : (params.rows + kPrepareThreads - 1) / kPrepareThreads;
+  const LaunchConfig config(dim3(static_cast<uint32_t>(ctas)), dim3(kPrepareThreads), 0, 1,
+                            LaunchTarget{stream, false, nullptr});
+  return launch_kernel<prepare_selection>(config, params, chunks);
 }
 
 cudaError_t launch_topk_items(const TopkItemsParams& params, cudaStream_t stream) {
   using namespace topk_items;
   const LaunchTarget target{stream, params.rows <= kMostEarlyCtas, nullptr};
-  if (params.order == ItemOrder::kAsGiven) {
+  if (!params.sorted) {
     const int64_t ctas = (int64_t{params.rows} * params.k + kListThreads - 1) / kListThreads;
     const LaunchConfig config(dim3(static_cast<uint32_t>(ctas)), dim3(kListThreads), 0, 1, target);
     return launch_kernel<list_items>(config, params);
