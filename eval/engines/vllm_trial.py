@@ -176,11 +176,18 @@ def run_engine(spec: Specification, options: SimpleNamespace, seconds: float) ->
         got: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         return got | {"evidence": list(evidence.lines), "problem": problem(spec, got, evidence.active)}
     except CommandError as error:
-        done = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
-        return _identity(spec) | done | {"problem": f"{spec.name}: {error}"}
+        return _identity(spec) | _done(result) | {"problem": f"{spec.name}: {error}"}
     except Exception as error:
         traceback.print_exc()
         return _identity(spec) | {"problem": f"{spec.name}: {type(error).__name__}: {error}"}
+
+
+def _done(result: Path) -> dict[str, Any]:
+    """What an engine has written before it failed."""
+    try:
+        return dict(json.loads(result.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _identity(spec: Specification) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from eval_fakes import address, free_port, gone, serving, write_program
 
-from eval.campaigns.process import CommandError, run_command, running_server
+from eval.campaigns.process import CommandError, http_status, run_command, running_server
 
 
 def _python(code: str) -> list[str]:
@@ -72,3 +72,12 @@ def test_a_foreign_server_on_the_port_is_not_measured(tmp_path: Path) -> None:
         running_server(["unused"], tmp_path / "log", f"{address(server)}/health", start_timeout_s=1),
     ):
         pytest.fail("the block must not run")
+
+
+def test_server_is_ready_in_the_block_and_gone_after(tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, str(Path(__file__).with_name("eval_fakes.py")), "--port", str(port)]
+    url = f"http://127.0.0.1:{port}/health"
+    with running_server(command, tmp_path / "log", url, start_timeout_s=20, poll_s=0.02):
+        assert http_status(url) == 200
+    assert http_status(url) is None

@@ -180,6 +180,15 @@ def test_verdict_about_times(shift: float, verdict: str) -> None:
     assert (got.verdict, got.margin) == (verdict, None)
 
 
+def test_a_verdict_changes_where_the_p_value_reaches_its_share() -> None:
+    look = drift_free_difference(BASE, _shifted(0.0))
+    half = stats.t.isf(0.05 * LOOKS[8], look.freedom) * look.error
+    for end, inside, outside in ((half, "within", "inconclusive"), (-half, "inconclusive", "regression")):
+        edge = -0.5 + end - look.difference
+        for shift, verdict in ((edge + 1e-6, inside), (edge - 1e-6, outside)):
+            assert decide([(BASE, _shifted(shift))], 1, margins=[0.5])[0].verdict == verdict
+
+
 def test_interval_and_estimate_of_a_decision() -> None:
     (got,) = decide([(BASE, _shifted(-0.2))], 3, margins=[0.5])
     whole = drift_free_difference(BASE, _shifted(-0.2))

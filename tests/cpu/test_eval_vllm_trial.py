@@ -339,6 +339,7 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
         names = ("GVR_TOPK_DISABLE", "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB")
         seen.append((spec["mode"], *map(vllm_trial.os.environ.get, names)))
         if fails and spec["mode"] == OURS:
+            Path(command[4]).write_text('{"cases"')  # which is no reason to end the others
             raise CommandError(command, "exit status 1", log)
         log.write_text("" if spec["mode"] == STOCK else ON)
         served = [] if spec["mode"] == STOCK else ["prefill", "prefill slices"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,12 @@ def test_engines_share_the_kit_alone(folder: str) -> None:
     used = {path: imports_of(path) for path in files_of(f"gvr_topk/integrations/{folder}")}
     wrong = {path: within(names, INTEGRATIONS) - within(names, *allowed) for path, names in used.items()}
     assert {path: names for path, names in wrong.items() if names} == {}
+
+
+def test_top_k_of_tensorrt_llm_loads_no_sampler() -> None:
+    """Nothing that is wrong with the sampler may keep top-k from working, and no worker need load it."""
+    code = "import sys, gvr_topk.integrations.tensorrt_llm.hook; sys.exit('gvr_topk.sampling' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 def test_eval_imports_no_tests() -> None:

@@ -30,16 +30,6 @@ def empty_limits(logits: Tensor) -> Tensor:
     return torch.empty((len(logits), LIMIT_WORDS), dtype=torch.int32, device=logits.device)
 
 
-class OpInPlace:
-    """Stands in the place of an op, whose attributes it has; a subclass can be called."""
-
-    def __init__(self, original: Any) -> None:
-        self._original = original
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
-
-
 class Replacement(ABC, Generic[Call]):
     """Serves calls of one function in one process of an engine."""
 

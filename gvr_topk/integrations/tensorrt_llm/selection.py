@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gvr_topk.integrations._kit.replacement import OpInPlace
+from gvr_topk.integrations._kit.op_in_place import OpInPlace
 from gvr_topk.integrations._kit.signatures import argument
 
 PLAIN = "cuda_radix"

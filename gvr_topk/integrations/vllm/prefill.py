@@ -21,7 +21,8 @@ from gvr_topk.contract import DTYPES
 from gvr_topk.integrations._kit.device import capturing
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import Say
-from gvr_topk.integrations._kit.replacement import OpInPlace, Replacement
+from gvr_topk.integrations._kit.op_in_place import OpInPlace
+from gvr_topk.integrations._kit.replacement import Replacement
 from gvr_topk.integrations._kit.verify import Selected
 from gvr_topk.integrations.vllm.backend import BackendSwitch
 from gvr_topk.integrations.vllm.metrics import CallMetrics
