@@ -537,8 +537,8 @@ def stressed(files: Results) -> dict[str, Any]:
             refuse_if(undelayed, name, "delays in every launch")
         kind = "rewrite" if run["mode"] == "rewrite" else "delays" if run["chaos_build"] else "beside"
         kinds[kind].append(run)
-        if kind == "beside" and is_of_today(run):
-            kinds["now"].append(_of_today(run))
+        if kind == "beside" and is_of_today(run) and (of_today := _of_today(run))["results"]:
+            kinds["now"].append(of_today)
     files.quote(runs)
     if faulty:
         refuse_if(faulty[0]["totals"]["clean"], FAULTY, "the faults of the older commit")
