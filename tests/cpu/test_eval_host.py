@@ -14,11 +14,14 @@ from gvr_topk.evaluation.oracle import sorted_topk
 def test_every_way_to_call_selects_the_same() -> None:
     chain = Chain(torch.randn(1, 2, 300), torch.full((2,), 300, dtype=torch.int32), 16, lead=0)
     calls = host.our_calls(chain)
-    assert list(calls) == ["hinted", "bare", "every_output", "dispatcher", "zero_"]
+    ways = ["hinted", "bare", "every_output", "dispatcher", "topk", "unsorted", "torch_topk", "zero_"]
+    assert list(calls) == ways
     chosen = [calls[name]() for name in ("hinted", "bare", "every_output")]
     expected = sorted_topk(chain.logits[0], chain.lengths, chain.k)
     assert all(torch.equal(each, expected) for each in chosen)
     assert calls["dispatcher"]() is None
+    assert torch.equal(calls["unsorted"]().indices, expected)
+    assert torch.equal(calls["topk"]().values, calls["torch_topk"]().values)
 
 
 def test_command_writes_figures_and_where_they_come_from(tmp_path: Path) -> None:
