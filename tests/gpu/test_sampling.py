@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,13 @@ COLUMNS = 300
 OUTPUTS = ("logprobs", "ranks", "kept", "counts", "kept_logprobs", "limits", "flags")
 WIDTHS = (7, 1000, 32_000, 50_257, 128_256)
 ROWS = 12
+NUMBERS, SHARES = torch.arange(ROWS), torch.tensor([0.9, 0.5, 0.99, 0.9]).repeat(ROWS // 4)
+
+
+def flat_rows() -> Tensor:
+    """Rows of which top-p keeps from a few logits to nearly all."""
+    spreads = torch.linspace(0.01, 4, ROWS)[:, None]
+    return spreads * torch.randn(ROWS, 128_256, generator=torch.Generator().manual_seed(3))
 
 
 def outputs(rows: int, device: str, names: tuple[str, ...] = OUTPUTS) -> dict[str, Tensor]:
@@ -183,18 +191,46 @@ def test_ties_of_a_long_list_are_cut_at_the_last_one_kept(rows: int, dtype: torc
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("names", [OUTPUTS, ()], ids=["all", "token"])
 @pytest.mark.parametrize("noise", ["cdf", "murmur"])
-@pytest.mark.parametrize("shift", [-2.0, 0.0, 2.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_flat_top_p(dtype: torch.dtype, shift: float, noise: str, names: tuple[str, ...]) -> None:
-    """Its border is guessed from a sample, which may lie above or below the other elements."""
-    draw, width = torch.Generator().manual_seed(3), 128_256
-    logits = torch.linspace(0.01, 4, ROWS)[:, None] * torch.randn(ROWS, width, generator=draw)
-    # A lane samples one vector in eight steps of its warp, and 64 warps share a row.
-    vector = torch.arange(width) * dtype.itemsize // 16 % -(-width * dtype.itemsize // 16 // 64)
-    logits[:, vector // 32 % 8 == vector % 8] += shift
-    numbers, shares = torch.arange(ROWS), torch.tensor([0.9, 0.5, 0.99, 0.9]).repeat(ROWS // 4)
-    arguments = {"top_p": shares, "seeds": numbers, "positions": numbers, "noise": noise}
+@pytest.mark.parametrize("mean", [-12.0, 0.0, 24.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_flat_top_p(dtype: torch.dtype, mean: float, noise: str, names: tuple[str, ...]) -> None:
+    """Far from zero, many 16-bit logits are equal."""
+    logits = flat_rows() + mean
+    arguments = {"top_p": SHARES, "seeds": NUMBERS, "positions": NUMBERS, "noise": noise}
     assert differences(logits.to(dtype), names, **arguments) == {}
+    for temperature in (1e-5, 3e38, INF):
+        assert differences(logits.to(dtype), names, **arguments, temperature=temperature) == {}
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("names", [OUTPUTS, ()], ids=["all", "token"])
+@pytest.mark.parametrize("place", [0.02, 0.98])
+def test_a_border_that_is_not_where_it_is_expected(place: float, names: tuple[str, ...]) -> None:
+    """It is guessed as if masses lay in the middle of 256 bins, and here they lie at one end of each."""
+    logits, draw = flat_rows(), torch.Generator().manual_seed(4)
+    # All but eight octaves are as wide as the share allows masses to be.
+    bin_width = (math.log2(logits.size(1)) - torch.log2(1 - SHARES) + 8)[:, None] / 256 * math.log(2)
+    bins = ((logits.amax(1, keepdim=True) - logits) / bin_width).floor()
+    spread = 0.01 * torch.rand(logits.shape, generator=draw) * (NUMBERS % 2)[:, None]  # or many are equal
+    logits = -(bins + place + spread) * bin_width
+    logits[:, 77] = 0
+    arguments = {"top_p": SHARES, "seeds": NUMBERS, "positions": NUMBERS}
+    assert differences(logits, names, **arguments) == {}
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("best", [0.0, INF])
+def test_top_p_among_equal_logits(best: float, dtype: torch.dtype) -> None:
+    """Up to 1,024 come to every CTA. Of those at +inf all have the same mass."""
+    counts = torch.tensor([100, 1022, 1023, 1024, 1025, 5000])
+    places = torch.rand(len(counts), 128_256, generator=torch.Generator().manual_seed(5)).argsort(1)
+    logits = torch.where(places < counts[:, None], -4.0 if best == 0 else INF, -9.0)
+    logits[:, 77] = best
+    masses = (logits.double() - best).exp().sum(1) if best == 0 else counts
+    shares = ((1 + counts / 2 * math.exp(-4)) / masses if best == 0 else torch.full((6,), 0.5)).float()
+    numbers = torch.arange(len(counts))
+    assert differences(logits.to(dtype), top_p=shares, seeds=numbers, positions=numbers) == {}
 
 
 @pytest.mark.sanitizer

@@ -25,45 +25,6 @@ struct KeptSet {
   }
 };
 
-// Sums over the tokens before this CTA's, and over all of the row; the first one over the CTA's own; and the
-// words of its warps.
-struct WarpSums {
-  Record before_cta, all;
-  uint64_t cta;
-  const Records* warps;
-
-  // The sum over the tokens before this warp's. The warp is converged.
-  GVR_DEVICE uint64_t before(const Team& team, int word = 0) const {
-    return before_cta.word[word] + Prefix8::of(warps->word[word], kWarps, team.lane).before(team.warp);
-  }
-};
-
-// The sums that begin with those of a warp. `kWords` words of the record are in use.
-template <int kWords>
-GVR_DEVICE WarpSums sum_warps(Team& team, const Record& own) {
-  WarpSums sums{};
-  sums.warps = &team.smem().warps[team.turn & 1];
-  const auto prefix_of = [&](const Records& of, int count) {
-    return Prefix8::of<kWords>(&of.word[0][0], count, team.lane);
-  };
-  const auto sum_of_word = [&](const Records& warps) {
-    return __shfl_sync(0xffffffffu, prefix_of(warps, kWarps).upto, team.lane | 7);
-  };
-  const Prefix8 ctas = prefix_of(team.exchange<kWords>(own, sum_of_word), team.ctas);
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    sums.before_cta.word[i] = ctas.before(team.rank, i), sums.all.word[i] = ctas.all(i);
-  }
-  sums.cta = __shfl_sync(0xffffffffu, ctas.own, team.rank);
-  return sums;
-}
-
-// The sums of what each thread has. Lanes may come to it apart.
-GVR_DEVICE WarpSums sum_threads(Team& team, uint64_t own) {
-  ptx::reconverge(team.zero);
-  return sum_warps<1>(team, Record{{warp_sum(own)}});
-}
-
 // Counts the elements for which `holds(value, token)`, over the row. They lie at `steps`.
 template <typename T, typename Holds>
 GVR_DEVICE WarpSums count_elements(Team& team, const RowShare<T>& part, uint64_t steps, Holds holds) {

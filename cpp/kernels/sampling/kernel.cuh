@@ -11,7 +11,8 @@
 //   top-p are not asked. For a large top-k all CTAs first search for a value that few reach. Otherwise they
 //   find where the prefix ends by sums over bins of keys (sampling/select.cuh), the first of which lie where
 //   it is guessed: for top-k above a value that enough threads have reached, for top-p in an interval that
-//   holds its share of a sample's mass, or above a value behind which no mass is expected;
+//   follows from how many tokens lie at which distance from the best one, or above a value behind which no
+//   mass is expected. The few tokens of such an interval come to all CTAs, and each searches them itself;
 // - draw: the kept masses are added up, and the token is found at which their sum exceeds a random share of
 //   the whole; or the largest kept score with noise wins. Masses above the interval are known by then, and
 //   few scores are computed, because the hash of most tokens is too large to win (sampling/draw.cuh);
@@ -259,7 +260,7 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
   if (team.thread == 0) given = read_parameters(p, row);
   part.fetch(scores, reinterpret_cast<uintptr_t>(scores) % 16 == 0, p.vocabulary, team.lane);
   if (team.thread == 0) {
-    complete(given);  // while the row is on its way
+    complete(given, p.vocabulary);  // while the row is on its way
     smem.read = given;
     team.init_barriers();
   }
@@ -304,7 +305,7 @@ GVR_DEVICE void sample_row(Team team, const SampleParams& p, int row) {
   }
   uint32_t least = filters.least_expected();
   const auto survey_from = [&](uint32_t key) {
-    return survey_row(team, part, key_to_float(key), filters.counts_all(), filters.masses(),
+    return survey_row(team, part, key_to_float(key), filters.own().counts_all, filters.masses(),
                       about.wants_raw(), about.raw_masses());
   };
   // More tokens than k reach the guess. Of a large k they are too many, so the search comes first.

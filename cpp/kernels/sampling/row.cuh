@@ -38,6 +38,10 @@ GVR_DEVICE RowParameters read_parameters(const SampleParams& p, int row) {
   own.top_p = parameter_of(p.top_p, slot);
   own.min_p = parameter_of(p.min_p, slot);
   own.top_k = parameter_of(p.top_k, slot);
+  if (own.top_k < 0 || (own.top_k > 1 && own.top_k >= p.vocabulary)) own.top_k = 0;
+  own.counts_all =
+      own.top_p < 1.0f && (p.order == FilterOrder::kJoint ||
+                           (own.top_k == 0 && (p.order != FilterOrder::kVllm || !(own.min_p > 0.0f))));
   own.allow_row = p.allow == nullptr ? -1 : p.allow_row != nullptr ? p.allow_row[row] : row;
   ptx::keep(own.allow_row);
   if (own.allow_row >= p.allow_rows) own.allow_row = -1;
@@ -45,11 +49,12 @@ GVR_DEVICE RowParameters read_parameters(const SampleParams& p, int row) {
 }
 
 // Computes what follows from the parameters that have been read. Greedy rows do not need it.
-GVR_DEVICE void complete(RowParameters& own) {
+GVR_DEVICE void complete(RowParameters& own, int vocabulary) {
   if (is_greedy(own.temperature)) return;
   own.hash = hash_prefix(own.seed, own.position);
   own.uniform = uniform64(own.hash);
   own.scale = mass_scale(own.temperature);
+  own.octaves = log2f(static_cast<float>(vocabulary)) - log2f(1.0f - fmaxf(own.top_p, 0.0f));
 }
 
 // Starts to send what the first CTA has read as the row's parameters to one CTA. A thread of each CTA calls
@@ -209,21 +214,9 @@ struct Filters {
     return Prefix{top == kPosInfKey ? kPosInfKey : kLeastFiniteKey, kAllEqual};
   }
 
-  // Whether top-p counts the mass of all candidates.
-  GVR_DEVICE bool counts_all() const {
-    if (!(own().top_p < 1.0f)) return false;
-    return order() == FilterOrder::kJoint ||
-           (!has_top_k() && (order() != FilterOrder::kVllm || !(own().min_p > 0.0f)));
-  }
-
-  // Behind so many octaves all tokens together have less than the mass that top-p leaves out.
-  GVR_DEVICE float octaves() const {
-    return log2f(static_cast<float>(row.p.vocabulary)) - log2f(1.0f - fmaxf(own().top_p, 0.0f));
-  }
-
   // A key below which the filters are expected, or known, to keep nothing.
   GVR_DEVICE uint32_t least_expected() const {
-    const bool guessed = has_top_k() || counts_all();
+    const bool guessed = has_top_k() || own().counts_all;
     return ::max(everything().key, guessed ? guess : by_min_p().key);
   }
 
@@ -231,7 +224,7 @@ struct Filters {
   // Gaussian logits with a deviation up to 4 they had a 2^9th or more of what all would have at the guess.
   GVR_DEVICE bool expects_many() const {
     const float distance = (row.max - key_to_float(guess)) * masses().scale;
-    return counts_all() && !has_top_k() && distance < octaves() - 10.0f;
+    return own().counts_all && !has_top_k() && distance < own().octaves - 10.0f;
   }
 
   // Whether they keep nothing below the candidates of a survey from the key `least` on, and those are few
@@ -240,12 +233,12 @@ struct Filters {
     if (survey.count > kMaxCandidates) return false;
     if (least == everything().key) return true;
     if (has_top_k()) return survey.count >= static_cast<uint64_t>(own().top_k);
-    return !counts_all() || top_p_mass(own().top_p, survey.all) <= survey.listed;
+    return !own().counts_all || top_p_mass(own().top_p, survey.all) <= survey.listed;
   }
 
   GVR_DEVICE bool any() const { return has_top_k() || own().top_p < 1.0f || own().min_p > 0.0f; }
 
-  GVR_DEVICE bool has_top_k() const { return own().top_k > 0 && own().top_k < row.p.vocabulary; }
+  GVR_DEVICE bool has_top_k() const { return own().top_k > 0; }
 
   GVR_DEVICE Prefix by_min_p() const {
     const uint64_t least = min_p_mass(own().min_p);
@@ -270,10 +263,9 @@ struct Filters {
 
   // The keys between which top-p is expected to cut.
   GVR_DEVICE Span expected(const Masses& measure) const {
-    if (!counts_all() || has_top_k()) return Span{order_key(row.max - octaves() / measure.scale), top};
-    const Interval interval =
-        expect_boundary(team, part, measure, octaves() + 4.0f, key_to_float(least_expected()), own().top_p);
-    return Span{order_key(interval.low), order_key(interval.high)};
+    if (!own().counts_all || has_top_k())
+      return Span{order_key(row.max - own().octaves / measure.scale), top};
+    return expect_boundary(team, part, measure, own().octaves, key_to_float(least_expected()), own().top_p);
   }
 
   // Top-p of the tokens that `of` keeps.
@@ -461,14 +453,14 @@ GVR_DEVICE void sample_alone(Team& team, const Row& row, const Filters<T>& filte
                              Survey survey) {
   team.ctas = 1;
   const int by_k = filters.has_top_k() ? row.own.top_k : INT_MAX;
-  if (survey.count > kThreads && by_k < kThreads && !filters.counts_all()) {
+  if (survey.count > kThreads && by_k < kThreads && !filters.own().counts_all) {
     const ShortList list = keep_first_k(team, by_k, static_cast<int>(survey.count));
     least = max(least, list.least), survey.count = list.count;
   }
   if (survey.count <= kThreads) {
-    sample_candidates<1>(team, row, least, by_k, filters.counts_all(), filters.masses(), survey);
+    sample_candidates<1>(team, row, least, by_k, filters.own().counts_all, filters.masses(), survey);
   } else {
-    sample_many_candidates(team, row, least, by_k, filters.counts_all(), filters.masses(), survey);
+    sample_many_candidates(team, row, least, by_k, filters.own().counts_all, filters.masses(), survey);
   }
 }
 

@@ -36,9 +36,13 @@ struct alignas(16) RowParameters {
   float temperature;
   float top_p;
   float min_p;
-  int32_t top_k;
-  int32_t allow_row;  // negative: every token is allowed
-  int32_t skipped;    // whether the row is not sampled
+  // Behind complete(): so many octaves below the largest value all tokens together have less than the mass
+  // that top-p leaves out.
+  float octaves;
+  int32_t top_k;       // 0 if it keeps everything
+  int32_t counts_all;  // whether top-p counts the mass of all candidates
+  int32_t allow_row;   // negative: every token is allowed
+  int32_t skipped;     // whether the row is not sampled
 };
 
 // What a warp, or a CTA, tells the others. Each exchange has a meaning of its own for the words.
@@ -68,15 +72,17 @@ constexpr int kCandidatesBarrier = 2;
 //   for their transaction barrier. There are two inboxes, in turns: a CTA sends to one of them again when it
 //   has got from all CTAs what they have sent to the other, behind the block barrier of that exchange, which
 //   their warps come to after their reads of this one. The same holds for `warps`, of which each exchange has
-//   one. Searches by bins use that of the next exchange before it, and a block barrier follows their reads.
-//   The others are sent to once. What shares a place with `candidates` is in use before the exchange
-//   that says that candidates are sent, or in rows that have none.
+//   one. expect_boundary() uses that of the next exchange before it, and a block barrier follows its reads.
+//   The others are sent to once. What shares a place with `candidates` is in use before the exchange that
+//   says that candidates are sent, or in rows that have none.
 // - `word` is stored by another CTA ahead of a cluster barrier, and read behind it; or threads of this CTA
 //   raise and read it at any time, so that each knows a part of what it was raised to.
-// - `bins` are written by this CTA and read by all of them behind the next cluster barrier, in turns too.
+// - `bins` are written by this CTA and read by all of them behind the next cluster barrier, in turns too. Or
+//   listed elements lie in their place, once in a row: transaction stores of any CTA, sent behind an exchange
+//   that follows the last reads of bins.
 // - Everything else belongs to this CTA, with a block barrier between writes and reads.
 struct alignas(16) SampleShared {
-  uint64_t barriers[3];  // of the inboxes, and of the candidates
+  uint64_t barriers[3];  // of the inboxes, and of candidates or listed elements
   RowParameters parameters, read;
   Records inbox[2], warps[2];
   uint64_t of_warp[kWarps];
@@ -84,8 +90,8 @@ struct alignas(16) SampleShared {
   uint32_t word;
   union {
     struct {
-      uint64_t bins[2][kBins + 2];  // the last two are what the threads have beside bins
-      uint32_t limbs[3][kBins];     // what a bin holds, in digits of kLimbBits bits
+      uint64_t bins[2][kBins];
+      uint32_t limbs[3][kBins];  // what a bin holds, in digits of kLimbBits bits
       alignas(16) uint32_t maxima[kThreads];
     };
     uint64_t candidates[kMaxCandidates];  // of a row that the first CTA finishes alone

@@ -142,6 +142,45 @@ struct Prefix8 {
   GVR_DEVICE uint64_t all(int word = 0) const { return __shfl_sync(0xffffffffu, upto, 8 * word + 7); }
 };
 
+// Sums over the tokens before this CTA's, and over all of the row; the first one over the CTA's own; and the
+// words of its warps.
+struct WarpSums {
+  Record before_cta, all;
+  uint64_t cta;
+  const Records* warps;
+
+  // The sum over the tokens before this warp's. The warp is converged.
+  GVR_DEVICE uint64_t before(const Team& team, int word = 0) const {
+    return before_cta.word[word] + Prefix8::of(warps->word[word], kWarps, team.lane).before(team.warp);
+  }
+};
+
+// The sums that begin with those of a warp. `kWords` words of the record are in use.
+template <int kWords>
+GVR_DEVICE WarpSums sum_warps(Team& team, const Record& own) {
+  WarpSums sums{};
+  sums.warps = &team.smem().warps[team.turn & 1];
+  const auto prefix_of = [&](const Records& of, int count) {
+    return Prefix8::of<kWords>(&of.word[0][0], count, team.lane);
+  };
+  const auto sum_of_word = [&](const Records& warps) {
+    return __shfl_sync(0xffffffffu, prefix_of(warps, kWarps).upto, team.lane | 7);
+  };
+  const Prefix8 ctas = prefix_of(team.exchange<kWords>(own, sum_of_word), team.ctas);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    sums.before_cta.word[i] = ctas.before(team.rank, i), sums.all.word[i] = ctas.all(i);
+  }
+  sums.cta = __shfl_sync(0xffffffffu, ctas.own, team.rank);
+  return sums;
+}
+
+// The sums of what each thread has. Lanes may come to it apart.
+GVR_DEVICE WarpSums sum_threads(Team& team, uint64_t own) {
+  ptx::reconverge(team.zero);
+  return sum_warps<1>(team, Record{{warp_sum(own)}});
+}
+
 // The sum of a number over the threads before this one, and over all. A block barrier stands within, and
 // another behind the last call. Lanes may come to it apart.
 GVR_DEVICE uint64_t next_block_prefix(const Team& team, uint64_t value, uint64_t& total) {
@@ -160,10 +199,10 @@ GVR_DEVICE uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& tot
 }
 
 // Masses of one thread's elements, and those from a limit on: their mass, how many there are, and at which
-// steps.
+// steps; and those inside of an interval below the limit.
 struct MassSums {
   uint64_t all, listed, steps, inside;
-  uint32_t count;
+  uint32_t count, count_inside;
 };
 
 // Adds up the masses of this thread's elements. If `kLists`, those from `least` on are summed apart.
@@ -219,7 +258,7 @@ GVR_DEVICE uint64_t add_all_masses(const RowShare<T>& part, const Masses& masses
 // Adds up the masses of this thread's elements from `floor` on, and of those from `least` on, which are
 // counted. The steps of the sums are those at which there are elements from `low` on; those `inside` have one
 // below `least`.
-template <bool kShares, typename T>
+template <bool kShares, bool kFloor, typename T>
 GVR_DEVICE MassSums add_masses_from(const RowShare<T>& part, const Masses& masses, float floor, float low,
                                     float least, int lane) {
   MassSums sums{};
@@ -230,14 +269,14 @@ GVR_DEVICE MassSums add_masses_from(const RowShare<T>& part, const Masses& masse
   for (int j = lane; j < part.vectors; j += 32, step <<= 1) {
     const uint4 vec = ptx::load_shared(part.address + 16 * j);
     const float most = largest<T>(vec);
-    if (!(most >= floor)) continue;
-    bool others = false;
+    if (kFloor && !(most >= floor)) continue;
+    const uint32_t inside_before = sums.count_inside;
     ++vectors;
 #pragma unroll
     for (int e = 0; e < kPerVec<T>; ++e) {
-      const float x = element<T>(vec, e), counted = x >= floor ? x : -INFINITY;
+      const float x = element<T>(vec, e), counted = !kFloor || x >= floor ? x : -INFINITY;
       const bool here = x >= least;
-      sums.count += here, others |= x >= low && !here;
+      sums.count += here, sums.count_inside += x >= low && !here;
       if constexpr (kShares) {
         const float mass = masses.share(counted);
         all[e % 2] += mass;
@@ -248,7 +287,7 @@ GVR_DEVICE MassSums add_masses_from(const RowShare<T>& part, const Masses& masse
       }
     }
     sums.steps |= most >= low ? step : 0;
-    sums.inside |= others ? step : 0;
+    sums.inside |= sums.count_inside != inside_before ? step : 0;
   }
   if constexpr (kShares) {
     const uint32_t half = kPerVec<T> / 2 * vectors;
@@ -277,71 +316,53 @@ GVR_DEVICE float value_of_end(uint32_t key) {
   return KeyInterval::only(whole_key<T>(key)).high();
 }
 
-// Two sums over what each thread has beside bins.
-struct Beside {
-  uint64_t all, listed;
-};
-
-// The sums of a row's elements by bins.
-struct RowBins {
-  uint64_t bin;  // the bin of this thread's number
-  Beside beside;
-};
-
-// Sums by bins over all CTAs. `visit` calls add(bin, value) with values of `kLimbs` digits. If `sums_beside`,
-// `beside` are numbers of this thread, to be summed beside bins.
-template <int kLimbs, typename Visit>
-GVR_DEVICE RowBins count_bins(Team& team, bool sums_beside, Beside beside, Visit visit) {
-  SampleShared& smem = team.smem();
-  visit([&](uint32_t bin, uint64_t value) {
-#pragma unroll
-    for (int i = 0; i < kLimbs; ++i) {
-      const uint32_t digit = static_cast<uint32_t>(value >> (i * kLimbBits)) & ((1u << kLimbBits) - 1);
-      ptx::add_shared(smem.limbs[i][min(bin, kBins - 1u)], digit, team.zero);
-    }
-  });
+// What has been added to this thread's bin, of which nothing is left there. A block barrier stands within.
+GVR_DEVICE uint64_t take_bin(const Team& team) {
   ptx::reconverge(team.zero);
-  Records& warps = smem.warps[team.turn & 1];
-  if (sums_beside) {
-    const uint64_t all = warp_sum(beside.all), listed = warp_sum(beside.listed);
-    if (team.lane == 0) warps.word[0][team.warp] = all, warps.word[1][team.warp] = listed;
-  }
   __syncthreads();
   uint64_t own = 0;
 #pragma unroll
-  for (int i = kLimbs - 1; i >= 0; --i) {
-    own = (own << kLimbBits) + smem.limbs[i][team.thread];
-    smem.limbs[i][team.thread] = 0;
+  for (int i = Masses::kLimbs - 1; i >= 0; --i) {
+    uint32_t& limb = team.smem().limbs[i][team.thread];
+    own = (own << kLimbBits) + limb;
+    limb = 0;
   }
-  uint64_t* const bins = smem.bins[team.bins_turn++ & 1];
-  bins[team.thread] = own;
-  if (sums_beside && team.thread < 2) {
-    uint64_t sum = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += warps.word[team.thread][w];
-    bins[kBins + team.thread] = sum;
-  }
-  team.sync();  // All bins are there.
-  RowBins sums{sum_of_ranks(team, bins[team.thread])};
-  if (sums_beside) {
-    sums.beside = Beside{sum_of_ranks(team, bins[kBins]), sum_of_ranks(team, bins[kBins + 1])};
-  }
-  return sums;
+  return own;
 }
 
-// Sums the elements of a span, which lie at `steps` of each CTA's part. Keys are those without the bits that
-// keys of T have in common.
-template <typename T, typename Part, typename Measure>
-GVR_DEVICE RowBins sum_bins(Team& team, const Part& part, uint64_t steps, Span span, const Measure& measure,
-                            bool sums_beside, Beside beside) {
-  const float low = key_to_float(whole_key<T>(span.low)), high = value_of_end<T>(span.high);
-  const int shift = span.shift();
-  return count_bins<Measure::kLimbs>(team, sums_beside, beside, [&](const auto& add) {
-    part.for_each(
-        steps, team.lane, [&](float x, int) { return x >= low && x <= high; },
-        [&](float x, int) { add((span.high - (order_key(x) >> kInvariantBits<T>)) >> shift, measure(x)); });
-  });
+// The sum of what the threads of this number have in all CTAs.
+GVR_DEVICE uint64_t sum_bin(Team& team, uint64_t own) {
+  uint64_t& place = team.smem().bins[team.bins_turn++ & 1][team.thread];
+  place = own;
+  team.sync();  // All bins are there.
+  return sum_of_ranks(team, place);
 }
+
+// The elements of a span as values, and how keys make bins.
+template <typename T>
+struct SpanBins {
+  Span span;
+  float low, high;
+  int shift;
+
+  GVR_DEVICE explicit SpanBins(Span span_)
+      : span(span_),
+        low(key_to_float(whole_key<T>(span_.low))),
+        high(value_of_end<T>(span_.high)),
+        shift(span_.shift()) {}
+  GVR_DEVICE bool has(float x) const { return x >= low && x <= high; }
+  // Adds an element's measure to its bin.
+  template <typename Measure>
+  GVR_DEVICE void add(const Team& team, const Measure& measure, float x) const {
+    const uint32_t bin = min((span.high - (order_key(x) >> kInvariantBits<T>)) >> shift, kBins - 1u);
+    const uint64_t value = measure(x);
+#pragma unroll
+    for (int i = 0; i < Measure::kLimbs; ++i) {
+      const uint32_t digit = static_cast<uint32_t>(value >> (i * kLimbBits)) & ((1u << kLimbBits) - 1);
+      ptx::add_shared(team.smem().limbs[i][bin], digit, team.zero);
+    }
+  }
+};
 
 // The first bin at which the sum of bins reaches a target, and what that bin holds. Targets are above 0.
 struct BinSearch {
@@ -349,7 +370,7 @@ struct BinSearch {
 
   GVR_DEVICE BinSearch(const Team& team, uint64_t bin) {
     if (team.thread == 0) team.smem().found.bin = kBins;
-    before = next_block_prefix(team, bin, total);  // Bins take a barrier of all CTAs.
+    before = next_block_prefix(team, bin, total);  // A barrier stands ahead of it.
   }
 
   // The bin at which the sum reaches `target`, in all threads behind a block barrier.
@@ -362,49 +383,65 @@ struct BinSearch {
   }
 };
 
-constexpr int kSampled = 8;  // one vector in so many
-
-// The values between which a share of the mass of all elements ends, with high probability.
-struct Interval {
-  float low, high;
-};
-
-// Adds up the elements from `least` on, and takes a sample of those below, one vector in eight of each
-// thread, by their distance from the largest: all bins together are `octaves` of mass.
+// The keys between which a share of the mass of all elements ends, very likely. They follow from how many
+// elements lie at which distance from the largest, and the masses of those from the bin of `least` on. Below
+// `octaves` all elements together have less mass than the share leaves.
 template <typename T>
-GVR_DEVICE Interval expect_boundary(Team& team, const RowShare<T>& part, const Masses& masses, float octaves,
-                                    float least, float top_p) {
+GVR_DEVICE Span expect_boundary(Team& team, const RowShare<T>& part, const Masses& masses, float octaves,
+                                float least, float share) {
   SampleShared& smem = team.smem();
-  const float bins = kBins / octaves * masses.scale;
-  Beside known{};
-  part.for_each(
-      part.steps_from(least, team.lane), team.lane, [&](float x, int) { return x >= least; },
-      [&](float x, int) { known.listed += masses(x); });
-  const RowBins sums = count_bins<1>(team, true, known, [&](const auto& add) {
+  Records& warps = smem.warps[team.turn & 1];
+  constexpr float kSteps = 0x1p23f;    // Numbers from here on lie 1 apart.
+  const float range = octaves + 8.0f;  // Elements behind it have no mass that matters.
+  const float bins = kBins / range * masses.scale;
+  const auto bin_of = [&](float x) {
+    return min(__float_as_uint(__fmaf_rd(masses.max - x, bins, kSteps)) - __float_as_uint(kSteps),
+               kBins - 1u);
+  };
+  const uint32_t last_listed = min(bin_of(least), kBins - 2u);
+  uint32_t* const counts = smem.limbs[0];
+  uint64_t listed_here = 0;
 #pragma unroll 1
-    for (int step = team.lane % kSampled; step < part.vectors / 32 + kSampled; step += kSampled) {
-      const uint4 vec = part.load(32 * step + team.lane);
+  for (int j = team.lane; j < part.vectors; j += 32) {
+    const uint4 vec = ptx::load_shared(part.address + 16 * j);
+    uint32_t bin[kPerVec<T>], nearest = kBins;
 #pragma unroll
-      for (int e = 0; e < kPerVec<T>; ++e) {
-        const float x = element<T>(vec, e), bin = (masses.max - x) * bins;
-        if (x < least && bin < kBins) add(static_cast<uint32_t>(fmaxf(bin, 0.0f)), 1);
-      }
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      bin[e] = bin_of(element<T>(vec, e));
+      nearest = min(nearest, bin[e]);
+      ptx::increment_shared(ptx::shared_address(counts + bin[e]));
     }
-  });
-  const float count = static_cast<float>(sums.bin),
-              listed = static_cast<float>(sums.beside.listed) * 0x1p-43f;
-  const float width = octaves / kBins, weight = exp2f(-width * (team.thread + 0.5f));
+    if (nearest > last_listed) continue;
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      if (bin[e] <= last_listed) listed_here += masses(element<T>(vec, e));
+    }
+  }
+  ptx::reconverge(team.zero);
+  listed_here = warp_sum(listed_here);
+  if (team.lane == 0) warps.word[2][team.warp] = listed_here;
+  uint64_t own = take_bin(team);
+  if (team.thread == 0) {  // This bin is a listed one, so there is room for the masses.
+    own = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) own += warps.word[2][w];
+  }
+  const float all = static_cast<float>(sum_bin(team, own));
+  const float count = team.thread > last_listed && team.thread < kBins - 1 ? all : 0.0f;
+  const float width = range / kBins, weight = exp2f(-width * (team.thread + 0.5f));
   const float mass = count * weight, upto = warp_prefix(mass, team.lane);
   const float squares = warp_sum(mass * weight), lower = __shfl_up_sync(0xffffffffu, upto, 1);
-  Records& warps = smem.warps[team.turn & 1];
   if (team.lane == 31) {
     warps.word[0][team.warp] = __float_as_uint(upto), warps.word[1][team.warp] = __float_as_uint(squares);
   }
-  // The error of the sum, and the distances of the interval's ends, in octaves, as bits of numbers that are
-  // not negative. Sums of floats need not rise from thread to thread, so two threads may find one. Which of
-  // them counts must not depend on their order, because all CTAs have to agree.
+  // The masses of listed elements, the error of the sum, and the distances of the interval's ends, in
+  // octaves, as bits of numbers that are not negative. Sums of floats need not rise from thread to thread, so
+  // two threads may find one. Which of them counts must not depend on their order, because all CTAs have to
+  // agree.
   uint32_t* const found = smem.maxima;
-  if (team.thread == 0) found[0] = found[1] = 0, found[2] = __float_as_uint(octaves);
+  if (team.thread == 0) {
+    found[0] = __float_as_uint(all * 0x1p-43f), found[1] = found[2] = 0, found[3] = __float_as_uint(range);
+  }
   __syncthreads();
   float before = 0.0f, total = 0.0f, variance = 0.0f;
 #pragma unroll
@@ -414,24 +451,27 @@ GVR_DEVICE Interval expect_boundary(Team& team, const RowShare<T>& part, const M
     variance += __uint_as_float(static_cast<uint32_t>(warps.word[1][w]));
   }
   const float begin = before + (team.lane > 0 ? lower : 0.0f), end = before + upto;
-  // Of the sampled mass, this share is above the boundary.
-  const float share = fmaxf(top_p - (1.0f - top_p) * listed / (kSampled * total), 0.0f);
-  const float rest = 1.0f - share, middle = share * total;
+  // Of the masses in bins, so much is above the boundary.
+  const float listed = __uint_as_float(found[0]), middle = fmaxf(share * (listed + total) - listed, 0.0f);
   if (begin <= middle && middle < end) {
-    constexpr float kDeviations = 4.0f;
-    const float error = kDeviations * sqrtf(variance * rest * rest + weight * total * rest * top_p * top_p);
-    atomicMax(&found[0], __float_as_uint(error));
+    // Four deviations of the sum: a mass is known up to half a bin. A 2^12th more for the slope of the counts
+    // within a bin, and so many elements of the boundary's own bin as chance may have put out of place.
+    const float error =
+        0.8f * width * sqrtf(variance) + 0x1p-12f * total + weight * (2.0f + 2.0f * sqrtf(count));
+    atomicMax(&found[1], __float_as_uint(error));
   }
   __syncthreads();
-  const float error = __uint_as_float(found[0]), low = middle + error, high = middle - error;
+  const float error = __uint_as_float(found[1]), low = middle + error, high = middle - error;
   const auto octave_of = [&](float sum) {
     return __float_as_uint(width * (team.thread + (sum - begin) / (end - begin)));
   };
-  if (begin <= high && high < end) atomicMax(&found[1], octave_of(high));
-  if (begin <= low && low < end) atomicMin(&found[2], octave_of(low));
+  if (begin <= high && high < end) atomicMax(&found[2], octave_of(high));
+  if (begin <= low && low < end) atomicMin(&found[3], octave_of(low));
   __syncthreads();
-  const float nearest = __uint_as_float(found[1]), farthest = __uint_as_float(found[2]);
-  return Interval{masses.max - farthest / masses.scale, masses.max - nearest / masses.scale};
+  const auto key_at = [&](uint32_t octave) {
+    return order_key(masses.max - __uint_as_float(octave) / masses.scale);
+  };
+  return Span{key_at(found[3]), key_at(found[2])};
 }
 
 // The least key of T, without the bits that its keys have in common, that is not below `key`.
@@ -460,6 +500,45 @@ GVR_DEVICE Border border_from(const Team& team, const Part& part, float low) {
   return Border{low, INFINITY, steps, steps, 0, 0};
 }
 
+// Most elements of an interval that come to all CTAs, in place of bins: searching a list takes no exchange.
+constexpr uint32_t kMaxListed = 4 * kBins;
+static_assert(kMaxListed * sizeof(float) <= sizeof(SampleShared::bins));
+
+// Sends this thread's elements from `low` on and below `end`, which lie at `steps`, to all CTAs, as numbers
+// from `place` on of a list, and returns the list when all `count` elements of the row are there. An exchange
+// between all CTAs stands before, so none of them reads bins any more. It is called once in a row, and not in
+// one whose candidates are sent: they have the same barrier.
+template <typename T>
+GVR_DEVICE const float* list_elements(const Team& team, const RowShare<T>& part, uint64_t steps, float low,
+                                      float end, uint32_t place, uint32_t count) {
+  const uint64_t& barrier = team.smem().barriers[kCandidatesBarrier];
+  float* const list = reinterpret_cast<float*>(team.smem().bins);
+  if (team.ctas > 1 && team.thread == 0) {
+    ptx::barrier_expect_tx(team.address_of(barrier, team.rank), count * sizeof(float));
+  }
+  part.for_each(
+      steps, team.lane, [&](float x, int) { return x >= low && !(x >= end); },
+      [&](float x, int) {
+        float& item = list[min(place++, kMaxListed - 1)];
+        if (team.ctas == 1) {
+          item = x;
+          return;
+        }
+        for (int rank = 0; rank < team.ctas; ++rank) {
+          ptx::store_async(ptx::map_to_rank(ptx::shared_address(&item), rank), __float_as_uint(x),
+                           team.address_of(barrier, rank));
+        }
+      });
+  ptx::reconverge(team.zero);
+  if (team.ctas > 1) {
+    ptx::barrier_wait(ptx::shared_address(&barrier), 0);
+  } else {
+    __syncthreads();
+  }
+  ptx::reconverge(team.zero);
+  return list;
+}
+
 // Finds the key at which the sum over the elements from `floor` to `top`, and `extra` behind them, reaches a
 // target, which `target_of` makes of the whole sum, or of 0 if elements are counted. The boundary is expected
 // between two keys, and is found wherever it is. If it lies in `extra`, the key is `floor` - 1. The search
@@ -472,55 +551,91 @@ GVR_DEVICE Cut find_cut(Team& team, const Part& part, uint32_t floor, Span expec
   const uint32_t first = least_narrow<T>(floor), last = top >> kInvariantBits<T>;
   const auto narrow = [&](uint32_t key) { return min(max(key >> kInvariantBits<T>, first), last); };
   const auto value = [](uint32_t key) { return key_to_float(whole_key<T>(key)); };
-  Span span{min(narrow(expected.low), narrow(expected.high)), narrow(expected.high)};
+  // What is expected of masses may be narrower than a key of 16 bits.
+  constexpr uint32_t kWider = kMasses && kInvariantBits<T> > 0;
+  const uint32_t high = min(narrow(expected.high) + kWider, last);
+  Span span{min(max(narrow(expected.low), first + kWider) - kWider, high), high};
   const float low = value(span.low);
-  Beside beside{};
-  if constexpr (kMasses) {
-    const float all = value(first), least = value(span.high + 1);
-    const MassSums sums = measure.has_shares()
-                              ? add_masses_from<true>(part, measure, all, low, least, team.lane)
-                              : add_masses_from<false>(part, measure, all, low, least, team.lane);
-    border = Border{low, value_of_end<T>(span.high), sums.steps, sums.inside, sums.listed, sums.count};
-    beside = Beside{sums.all, sums.listed};
-  } else {
-    border = border_from(team, part, low);
-  }
-  uint64_t steps = border.inside;
   Cut cut{floor - 1, 0, 0, false};
+  uint64_t steps;
+  // Searches the span by sums of bins, which sum_of(span) makes. Returns whether the cut is found.
+  const auto search = [&](const auto& sum_of) {
 #pragma unroll 1
-  for (bool is_first = true;; is_first = false) {
-    const RowBins sums = sum_bins<T>(team, part, steps, span, measure, kMasses && is_first, beside);
-    const BinSearch search(team, sums.bin);
-    if (is_first) {
-      target = target_of(sums.beside.all + extra);
-      if (kMasses && target > sums.beside.all) return Cut{floor - 1, sums.beside.all, 0, false};
-      cut.above = sums.beside.listed;
-      if (kMasses && target <= cut.above) {
-        border = border_from(team, part, low);
-        span = Span{span.high + 1, last}, cut.above = 0, steps = border.steps;
-        continue;
+    while (true) {
+      const uint64_t bin = sum_of(SpanBins<T>(span));
+      const BinSearch bins(team, bin);
+      const FoundBin found = bins.find(team, bin, target - cut.above);
+      if (found.bin == kBins) {
+        cut.above += bins.total;
+        return false;
       }
-    }
-    const FoundBin found = search.find(team, sums.bin, target - cut.above);
-    if (found.bin < kBins) {
-      cut.above += found.above;
+      cut.above += found.above, cut.at = found.at;
       span = span.bin(found.bin);
-      if (span.low == span.high || cut.above + found.at <= enough) {
-        return Cut{whole_key<T>(span.low), cut.above, found.at, false};
-      }
+      cut.key = whole_key<T>(span.low);
+      if (span.low == span.high || cut.above + found.at <= enough) return true;
       // Two elements of the bin would have more.
-      if (Measure::kLimbs > 1 && found.at < 2 * measure(value(span.low))) {
-        return Cut{whole_key<T>(span.low), cut.above, found.at, true};
-      }
-      continue;
+      cut.ends_with_one = kMasses && found.at < 2 * measure(value(span.low));
+      if (cut.ends_with_one) return true;
     }
-    cut.above += search.total;
-    // The target is not reached in this span. Below the first one there may be another.
-    if (!is_first || span.low == first) return cut;
-    span = Span{first, span.low - 1};
-    border = border_from(team, part, value(first));
-    steps = border.steps;
+  };
+  const auto search_row = [&] {
+    return search([&](const SpanBins<T>& bins) {
+      part.for_each(
+          steps, team.lane, [&](float x, int) { return bins.has(x); },
+          [&](float x, int) { bins.add(team, measure, x); });
+      return sum_bin(team, take_bin(team));
+    });
+  };
+  bool found = false;
+  if constexpr (kMasses) {
+    const float begin = value(first), end = value(span.high + 1);
+    const bool all_count = floor == kLeastFiniteKey;
+    const MassSums mine = measure.has_shares()
+                              ? all_count
+                                    ? add_masses_from<true, false>(part, measure, begin, low, end, team.lane)
+                                    : add_masses_from<true, true>(part, measure, begin, low, end, team.lane)
+                              : add_masses_from<false, true>(part, measure, begin, low, end, team.lane);
+    border = Border{low, value_of_end<T>(span.high), mine.steps, mine.inside, mine.listed, mine.count};
+    steps = border.inside;
+    ptx::reconverge(team.zero);
+    const uint32_t upto = ptx::inclusive_scan(mine.count_inside);
+    const WarpSums sums = sum_warps<3>(
+        team, Record{{warp_sum(mine.all), warp_sum(mine.listed), __shfl_sync(0xffffffffu, upto, 31)}});
+    const uint64_t all = sums.all.word[0], above = sums.all.word[1], listed = sums.all.word[2];
+    target = target_of(all + extra);
+    if (target > all) return Cut{floor - 1, all, 0, false};
+    if (target <= above) {
+      border = border_from(team, part, end), steps = border.steps;
+      span = Span{span.high + 1, last};
+      search_row();
+      return cut;
+    }
+    cut.above = above;
+    if (listed <= kMaxListed) {
+      const uint32_t place = static_cast<uint32_t>(sums.before(team, 2)) + upto - mine.count_inside;
+      const float* const list =
+          list_elements(team, part, steps, low, end, place, static_cast<uint32_t>(listed));
+      found = search([&](const SpanBins<T>& bins) {
+#pragma unroll 1
+        for (uint32_t i = team.thread; i < listed; i += kThreads) {
+          if (bins.has(list[i])) bins.add(team, measure, list[i]);
+        }
+        return take_bin(team);
+      });
+    } else {
+      found = search_row();
+    }
+  } else {
+    target = target_of(0);
+    border = border_from(team, part, low), steps = border.inside;
+    found = search_row();
   }
+  if (found || span.low == first) return cut;
+  // Below this span there is another.
+  span = Span{first, span.low - 1};
+  border = border_from(team, part, value(first)), steps = border.steps;
+  search_row();
+  return cut;
 }
 
 // The least key up to `high`, for which it holds, of which a rising condition holds. Every warp finds it.

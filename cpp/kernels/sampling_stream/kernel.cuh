@@ -112,7 +112,7 @@ template <typename T>
 GVR_DEVICE bool is_streamed(const sampling::Filters<T>& filters, bool one) {
   const RowParameters& own = filters.own();
   if (own.skipped) return false;
-  return one || (!filters.counts_all() &&
+  return one || (!filters.own().counts_all &&
                  (filters.has_top_k() ? sampling::streams_top_k(own.top_k, filters.row.p.vocabulary)
                                       : own.min_p > 0.0f));
 }
@@ -184,7 +184,7 @@ GVR_DEVICE void take_best(const Team& team, const Row& row, uint64_t best, int c
 template <typename T>
 GVR_DEVICE bool draw_noisy(Team& team, const Stream<T>& stream, Row row) {
   constexpr uint32_t kWholeVec = (1u << kPerVec<T>)-1;
-  sampling::complete(row.own);
+  sampling::complete(row.own, row.p.vocabulary);
   sampling::NoisySearch search(team, row);
   uint32_t greatest = negative_infinity_vec<T>().x;
   bool nan = false;
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(kThreads, 2) stream_rows(const __grid_constant
   Listed listed = add_lists(team, list.count, whole && !list.full, best, least);
 
   Row about = row_with(sampling::value_of(listed.best));
-  if (!one) sampling::complete(about.own);
+  if (!one) sampling::complete(about.own, p.vocabulary);
   const sampling::Filters<T> filters{team, unheld, about, sampling::key_of(listed.best), 0};
   // The items that are sent, and counted: those with keys above this, and so many of those that equal it.
   sampling::Prefix sent{0, 0};
