@@ -194,7 +194,7 @@ def machine_code(library: Path = LIBRARY) -> dict[str, str]:
     kernels: defaultdict[str, list[str]] = defaultdict(list)
     for arch, _, code in _binaries(library):
         # A binary has the kernels of one folder, and constants that are all of theirs.
-        names = " ".join(code)
+        names = " ".join(code).replace("topk_logprobs", "sampling")
         apart = [f" {folder}" for folder in APART if re.search(rf"\d{folder}", names)]
         kernels["".join((arch, *apart))] += [
             f"{name} {hashlib.sha256(one).hexdigest()}" for name, one in code.items()

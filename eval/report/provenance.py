@@ -15,7 +15,7 @@ from eval.common.paths import ROOT
 GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
 KERNEL_SOURCES = ("cpp/kernels", "cpp/include", "cpp/CMakeLists.txt")
 MACHINE_CODE = ROOT / "eval" / "results" / "machine_code.json"
-RECORD_FORMAT = "gvr_topk.machine_code/5"
+RECORD_FORMAT = "gvr_topk.machine_code/6"
 MEASURED_ARCH = "sm_90a"
 APART = {
     "sharded": re.compile(r"sharded\.json"),
@@ -25,8 +25,8 @@ APART = {
 }
 """Folders of kernels, with the only files that have figures of them; these are of other kernels, too.
 
-A folder stands for those whose names begin with it, too. Stress launches kernels that sample and those of
-`topk` as well, which each of its results says.
+A folder stands for those whose names begin with it, too, and `sampling` for `topk_logprobs`, which is made of
+its parts. Stress launches kernels that sample and those of `topk` as well, which each of its results says.
 """
 DIRTY = "-dirty"
 COMMIT = re.compile(rf"(?<![0-9a-f,.])[0-9a-f]{{7,40}}(?:{DIRTY})?(?![0-9a-f,.]*[0-9a-f])")
