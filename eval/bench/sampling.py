@@ -4,10 +4,11 @@
 
 Each figure is the time of one call, launched from a CUDA graph over several batches of logits that together
 are larger than the L2 cache, so rows come from DRAM. The logits are Gaussian with six larger ones in each
-row. Top-p alone keeps thousands of such a row, so ``p = 0.9`` is its hard case; ``peaked`` rows, nearly all
-of whose mass six tokens have, are its usual one. PyTorch has no filters: ``torch`` stands for the shortest
-way to the same distribution. ``flashinfer`` stands for what vLLM 0.33 calls of FlashInfer, with k and p as
-tensors: its conversion to fp32, a mask of the k largest logits, a softmax, and a draw from probabilities.
+row. Top-p alone keeps from one to thousands of such a row. ``peaked`` rows, nearly all of whose mass the six
+have, are its usual case, and ``flat`` ones, which are without them, its hard one. PyTorch has no filters:
+``torch`` stands for the shortest way to the same distribution. ``flashinfer`` stands for what vLLM 0.33 calls
+of FlashInfer, with k and p as tensors: its conversion to fp32, a mask of the k largest logits, a softmax, and
+a draw from probabilities.
 It needs ``sampling.so`` (flashinfer-python 0.7.2's ``sampling`` module, compiled for sm_90a) and the folder
 ``tvm_ffi`` below ``--baseline-dir`` or ``$GVR_TOPK_BASELINES``. Peers draw other tokens of the same
 distribution: of these it is counted how many the filters, taken exactly, do not keep (``outside``).
@@ -48,6 +49,7 @@ SETTINGS: dict[str, Setting] = {
     "min-p = 0.05": {"min_p": 0.05},
     "p = 0.9, peaked": {"top_p": 0.9},
     "p = 0.9": {"top_p": 0.9},
+    "p = 0.9, flat": {"top_p": 0.9},
     "temperature": {},
     "temperature, murmur": {"noise": "murmur"},
     "mixed": {"temperature": (0.0, 1.0, 1.0, 1.0), "top_k": (0, 50, 0, 0), "top_p": (1.0, 1.0, 0.9, 1.0)}
@@ -111,6 +113,7 @@ def flashinfer(folder: Path | None, rows: int) -> dict[str, Peer]:
         "min-p = 0.05": lambda logits: drawn("min_p_sampling_from_probs", _softmax(logits), min_p, 0.0),
         "p = 0.9, peaked": by_p,
         "p = 0.9": by_p,
+        "p = 0.9, flat": by_p,
         "temperature": lambda logits: drawn("sampling_from_probs", _softmax(logits)),
     }
 
@@ -131,15 +134,15 @@ def cold_batches(make: Callable[[], Tensor]) -> list[Tensor]:
     return [first, *(make() for _ in range(int(min(MOST_BATCHES, max(2, COLD_BYTES // first.nbytes))) - 1))]
 
 
-def batches(rows: int, dtype: torch.dtype, peaked: bool) -> list[Tensor]:
+def batches(rows: int, dtype: torch.dtype, name: str) -> list[Tensor]:
     """Draw logits, the same in every run."""
     draw = torch.Generator("cuda").manual_seed(rows)
 
     def make() -> Tensor:
         logits = 2.5 * torch.randn(rows, VOCABULARY, device="cuda", generator=draw)
-        best = 14 + 2 * torch.randn(rows, 6, device="cuda", generator=draw) + 16 * peaked
+        best = 14 + 2 * torch.randn(rows, 6, device="cuda", generator=draw) + 16 * ("peaked" in name)
         at = torch.randint(VOCABULARY, (rows, 6), device="cuda", generator=draw)
-        return logits.scatter_(1, at, best).to(dtype)
+        return (logits if "flat" in name else logits.scatter_(1, at, best)).to(dtype)
 
     return cold_batches(make)
 
@@ -177,7 +180,7 @@ def outside(logits: Tensor, limits: Tensor, tokens: Tensor) -> int:
 def measure(rows: int, dtype: str, name: str, peers: Mapping[str, Mapping[str, Peer]]) -> dict[str, Any]:
     """Time one setting, and check it."""
     setting, kind = for_rows(SETTINGS[name], rows), DTYPES[dtype]
-    logits = batches(rows, kind, "peaked" in name)
+    logits = batches(rows, kind, name)
     out = torch.empty(rows, dtype=torch.int64, device="cuda")
     limits = torch.empty(rows, 8, dtype=torch.int32, device="cuda")
     numbers = torch.arange(rows, device="cuda")
