@@ -194,8 +194,8 @@ def machine_code(library: Path = LIBRARY) -> dict[str, str]:
     kernels: defaultdict[str, list[str]] = defaultdict(list)
     for arch, _, code in _binaries(library):
         # A binary has the kernels of one folder, and constants that are all of theirs.
-        names = " ".join(code).replace("topk_logprobs", "sampling")
-        apart = [f" {folder}" for folder in APART if re.search(rf"\d{folder}", names)]
+        names = " ".join(code)
+        apart = [f" {folder}" for folder, (begin, _) in APART.items() if re.search(rf"\d({begin})", names)]
         kernels["".join((arch, *apart))] += [
             f"{name} {hashlib.sha256(one).hexdigest()}" for name, one in code.items()
         ]

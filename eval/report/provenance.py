@@ -18,15 +18,17 @@ MACHINE_CODE = ROOT / "eval" / "results" / "machine_code.json"
 RECORD_FORMAT = "gvr_topk.machine_code/6"
 MEASURED_ARCH = "sm_90a"
 APART = {
-    "sharded": re.compile(r"sharded\.json"),
-    "topk_items": re.compile(r"topk\.json"),
-    "prefill_slice": re.compile(r"(bench_slices|fuzz_.*|stress_.*|vllm_trial_slices_.*)\.json"),
-    "sampling": re.compile(r"(sampling|vllm_(sampler|tpot_sampler|trial_.*_sampled).*)\.json"),
+    "sharded": ("sharded", r"sharded\.json"),
+    "topk_items": ("topk_items", r"topk\.json"),
+    "prefill_slice": ("prefill_slice", r"(bench_slices|fuzz_.*|stress_.*|vllm_trial_slices_.*)\.json"),
+    "sampling": (
+        "sampling|topk_logprobs",
+        r"(sampling|vllm_(sampler|tpot_sampler|trial_.*_sampled).*)\.json",
+    ),
 }
-"""Folders of kernels, with the only files that have figures of them; these are of other kernels, too.
-
-A folder stands for those whose names begin with it, too, and `sampling` for `topk_logprobs`, which is made of
-its parts. Stress launches kernels that sample and those of `topk` as well, which each of its results says.
+"""Kernels by the folder that they are called after: how the names of their folders begin, and the only files
+that have figures of them. These are of other kernels, too: stress launches kernels that sample and those of
+`topk` as well, which each of its results says.
 """
 DIRTY = "-dirty"
 COMMIT = re.compile(rf"(?<![0-9a-f,.])[0-9a-f]{{7,40}}(?:{DIRTY})?(?![0-9a-f,.]*[0-9a-f])")
@@ -163,7 +165,8 @@ def with_code_of_today(commits: Collection[str], folder: str = "") -> set[str]:
 
 def apart_in(name: str) -> str:
     """Folder of kernels that lie `APART` of which a file has figures, or ``""``."""
-    return next((folder for folder, files in APART.items() if files.fullmatch(name.rpartition("/")[2])), "")
+    file = name.rpartition("/")[2]
+    return next((folder for folder, (_, files) in APART.items() if re.fullmatch(files, file)), "")
 
 
 def is_of_today(data: Mapping[str, Any], folder: str = "") -> bool:
