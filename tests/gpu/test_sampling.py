@@ -227,8 +227,9 @@ def test_top_p_among_equal_logits(best: float, dtype: torch.dtype) -> None:
     places = torch.rand(len(counts), 128_256, generator=torch.Generator().manual_seed(5)).argsort(1)
     logits = torch.where(places < counts[:, None], -4.0 if best == 0 else INF, -9.0)
     logits[:, 77] = best
-    masses = (logits.double() - best).exp().sum(1) if best == 0 else counts
-    shares = ((1 + counts / 2 * math.exp(-4)) / masses if best == 0 else torch.full((6,), 0.5)).float()
+    shares = torch.full((len(counts),), 0.5)
+    if best == 0:
+        shares = ((1 + counts / 2 * math.exp(-4)) / logits.double().exp().sum(1)).float()
     numbers = torch.arange(len(counts))
     assert differences(logits.to(dtype), top_p=shares, seeds=numbers, positions=numbers) == {}
 
