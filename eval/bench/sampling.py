@@ -8,10 +8,10 @@ row. Top-p alone keeps from one to thousands of such a row. ``peaked`` rows, nea
 have, are its usual case, and ``flat`` ones, which are without them, its hard one. PyTorch has no filters:
 ``torch`` stands for the shortest way to the same distribution. ``flashinfer`` stands for what vLLM 0.33 calls
 of FlashInfer, with k and p as tensors: its conversion to fp32, a mask of the k largest logits, a softmax, and
-a draw from probabilities.
-It needs ``sampling.so`` (flashinfer-python 0.7.2's ``sampling`` module, compiled for sm_90a) and the folder
-``tvm_ffi`` below ``--baseline-dir`` or ``$GVR_TOPK_BASELINES``. Peers draw other tokens of the same
-distribution: of these it is counted how many the filters, taken exactly, do not keep (``outside``).
+a draw from probabilities. It needs ``sampling.so`` (flashinfer-python 0.7.2's ``sampling`` module, compiled
+for sm_90a) and the folder ``tvm_ffi`` below ``--baseline-dir`` or ``$GVR_TOPK_BASELINES``. Peers draw other
+tokens of the same distribution: of these it is counted how many the filters, taken exactly, do not keep
+(``outside``).
 """
 
 import functools
