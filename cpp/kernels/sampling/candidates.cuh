@@ -24,7 +24,7 @@ GVR_DEVICE Survey survey_row(Team& team, const RowShare<T>& part, float least, b
   Survey survey{};
   Record own{};
   if (wants_masses) {
-    const MassSums mine = add_masses<true>(part, filters, least, team.lane);
+    const MassSums mine = add_masses<Listing::kFew>(part, filters, least, team.lane);
     ptx::reconverge(team.zero);
     survey.steps = mine.steps;
     own.word[0] = __reduce_add_sync(0xffffffffu, mine.count);

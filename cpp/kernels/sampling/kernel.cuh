@@ -159,8 +159,8 @@ GVR_DEVICE void draw_from_row(Team& team, const RowShare<T>& part, const Row& ro
     uint32_t count;
     if constexpr (!kFiltered) {
       // Tokens outside of the set have no mass. Those in it are counted if somebody asks.
-      const MassSums mine = counts ? add_masses<true>(part, masses, set.least, team.lane)
-                                   : add_masses<false>(part, masses, INFINITY, team.lane);
+      const MassSums mine = counts ? add_masses<Listing::kFew>(part, masses, set.least, team.lane)
+                                   : add_masses<Listing::kNone>(part, masses, INFINITY, team.lane);
       mass = mine.all, count = mine.count;
     } else {
       const bool split = measured && set.least <= border.high;

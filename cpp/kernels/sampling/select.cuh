@@ -198,69 +198,20 @@ GVR_DEVICE uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& tot
   return next_block_prefix(team, value, total);
 }
 
-// Masses of one thread's elements, and those from a limit on: their mass, how many there are, and at which
-// steps; and those inside of an interval below the limit.
+// What one thread has found of its elements, from a limit `least` on and from a lower limit `low` on.
 struct MassSums {
-  uint64_t all, listed, steps, inside;
-  uint32_t count, count_inside;
+  uint64_t all, listed;          // masses of all, and of those from `least` on
+  uint64_t steps, inside;        // at which there are elements from `low` on, and such below `least`
+  uint32_t count, count_inside;  // elements from `least` on, and from `low` to there
 };
 
-// Adds up the masses of this thread's elements. If `kLists`, those from `least` on are summed apart.
-template <bool kLists, bool kShares, typename T>
-GVR_DEVICE MassSums add_masses_by(const RowShare<T>& part, const Masses& masses, float least, int lane) {
-  MassSums sums{};
-  MassSum all[2], listed;
-  uint64_t step = 1;
-#pragma unroll 1
-  for (int j = lane; j < part.vectors; j += 32, step <<= 1) {
-    const uint4 vec = ptx::load_shared(part.address + 16 * j);
-    std::conditional_t<kShares, float, uint64_t> mass[kPerVec<T>];
-#pragma unroll
-    for (int e = 0; e < kPerVec<T>; ++e) {
-      if constexpr (kShares) {
-        mass[e] = masses.share(element<T>(vec, e));
-        all[e % 2] += mass[e];
-      } else {
-        mass[e] = masses(element<T>(vec, e));
-        sums.all += mass[e];
-      }
-    }
-    if (!kLists || !(largest<T>(vec) >= least)) continue;
-    sums.steps |= step;
-#pragma unroll
-    for (int e = 0; e < kPerVec<T>; ++e) {
-      if (!(element<T>(vec, e) >= least)) continue;
-      ++sums.count;
-      if constexpr (kShares) {
-        listed += mass[e];
-      } else {
-        sums.listed += mass[e];
-      }
-    }
-  }
-  if constexpr (kShares) {
-    const uint32_t half = (part.vectors - lane + 31) / 32 * kPerVec<T> / 2;
-    sums.all = all[0].of(half) + all[1].of(half), sums.listed = listed.of(sums.count);
-  }
-  return sums;
-}
+// How many of a thread's elements are expected from `low` on, or that nobody asks.
+enum class Listing { kNone, kFew, kMany };
 
-template <bool kLists, typename T>
-__device__ __noinline__ MassSums add_masses(RowShare<T> part, Masses masses, float least, int lane) {
-  return masses.has_shares() ? add_masses_by<kLists, true>(part, masses, least, lane)
-                             : add_masses_by<kLists, false>(part, masses, least, lane);
-}
-template <typename T>
-GVR_DEVICE uint64_t add_all_masses(const RowShare<T>& part, const Masses& masses, int lane) {
-  return add_masses<false>(part, masses, INFINITY, lane).all;
-}
-
-// Adds up the masses of this thread's elements from `floor` on, and of those from `least` on, which are
-// counted. The steps of the sums are those at which there are elements from `low` on; those `inside` have one
-// below `least`.
-template <bool kShares, bool kFloor, typename T>
-GVR_DEVICE MassSums add_masses_from(const RowShare<T>& part, const Masses& masses, float floor, float low,
-                                    float least, int lane) {
+// Adds up the masses of this thread's elements, or of those from `floor` on if there is one (`kFloor`).
+template <bool kShares, bool kFloor, Listing kListing, typename T>
+GVR_DEVICE MassSums add_masses_by(const RowShare<T>& part, const Masses& masses, float floor, float low,
+                                  float least, int lane) {
   MassSums sums{};
   MassSum all[2], listed;
   uint32_t vectors = 0;
@@ -268,32 +219,54 @@ GVR_DEVICE MassSums add_masses_from(const RowShare<T>& part, const Masses& masse
 #pragma unroll 1
   for (int j = lane; j < part.vectors; j += 32, step <<= 1) {
     const uint4 vec = ptx::load_shared(part.address + 16 * j);
-    const float most = largest<T>(vec);
-    if (kFloor && !(most >= floor)) continue;
-    const uint32_t inside_before = sums.count_inside;
+    if (kFloor && !(largest<T>(vec) >= floor)) continue;
     ++vectors;
+    std::conditional_t<kShares, float, uint64_t> mass[kPerVec<T>];
 #pragma unroll
     for (int e = 0; e < kPerVec<T>; ++e) {
       const float x = element<T>(vec, e), counted = !kFloor || x >= floor ? x : -INFINITY;
+      if constexpr (kShares) {
+        mass[e] = masses.share(counted);
+        all[e % 2] += mass[e];
+      } else {
+        mass[e] = masses(counted);
+        sums.all += mass[e];
+      }
+    }
+    const bool is_listed = kListing != Listing::kNone && largest<T>(vec) >= low;
+    if (kListing != Listing::kMany && !is_listed) continue;
+    if (is_listed) sums.steps |= step;
+    const uint32_t inside_before = sums.count_inside;
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      const float x = element<T>(vec, e);
       const bool here = x >= least;
       sums.count += here, sums.count_inside += x >= low && !here;
       if constexpr (kShares) {
-        const float mass = masses.share(counted);
-        all[e % 2] += mass;
-        if (here) listed += mass;
+        if (here) listed += mass[e];
       } else {
-        const uint64_t mass = masses(counted);
-        sums.all += mass, sums.listed += here ? mass : 0;
+        sums.listed += here ? mass[e] : 0;
       }
     }
-    sums.steps |= most >= low ? step : 0;
-    sums.inside |= sums.count_inside != inside_before ? step : 0;
+    if (sums.count_inside != inside_before) sums.inside |= step;
   }
   if constexpr (kShares) {
     const uint32_t half = kPerVec<T> / 2 * vectors;
     sums.all = all[0].of(half) + all[1].of(half), sums.listed = listed.of(sums.count);
   }
   return sums;
+}
+
+// The same out of line for all elements, where one limit counts.
+template <Listing kListing, typename T>
+__device__ __noinline__ MassSums add_masses(RowShare<T> part, Masses masses, float least, int lane) {
+  return masses.has_shares()
+             ? add_masses_by<true, false, kListing>(part, masses, -INFINITY, least, least, lane)
+             : add_masses_by<false, false, kListing>(part, masses, -INFINITY, least, least, lane);
+}
+template <typename T>
+GVR_DEVICE uint64_t add_all_masses(const RowShare<T>& part, const Masses& masses, int lane) {
+  return add_masses<Listing::kNone>(part, masses, INFINITY, lane).all;
 }
 
 // The sum of what each CTA has in a place of its shared memory. All loads are under way at once. There are 1,
@@ -590,11 +563,12 @@ GVR_DEVICE Cut find_cut(Team& team, const Part& part, uint32_t floor, Span expec
   if constexpr (kMasses) {
     const float begin = value(first), end = value(span.high + 1);
     const bool all_count = floor == kLeastFiniteKey;
-    const MassSums mine = measure.has_shares()
-                              ? all_count
-                                    ? add_masses_from<true, false>(part, measure, begin, low, end, team.lane)
-                                    : add_masses_from<true, true>(part, measure, begin, low, end, team.lane)
-                              : add_masses_from<false, true>(part, measure, begin, low, end, team.lane);
+    const MassSums mine =
+        measure.has_shares()
+            ? all_count
+                  ? add_masses_by<true, false, Listing::kMany>(part, measure, begin, low, end, team.lane)
+                  : add_masses_by<true, true, Listing::kMany>(part, measure, begin, low, end, team.lane)
+            : add_masses_by<false, true, Listing::kMany>(part, measure, begin, low, end, team.lane);
     border = Border{low, value_of_end<T>(span.high), mine.steps, mine.inside, mine.listed, mine.count};
     steps = border.inside;
     ptx::reconverge(team.zero);
