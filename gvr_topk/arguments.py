@@ -24,7 +24,6 @@ from gvr_topk.constants import (
     MAX_NEXT_N,
     MAX_PAGE_SIZE,
     MAX_ROWS,
-    MAX_SORTED_ITEMS,
     MAX_WIDTH,
     PAPER_MAX_WIDTH,
     STATE_FLOATS,
@@ -190,8 +189,8 @@ class TopkItemsArguments(NamedTuple):
     ----------
     indices, values : Tensor, ``[rows, k]``, contiguous, int64 and of the dtype of `logits`
     sorted : int
-        1: the best item comes first, and of equal ones, or of NaN, that at the smallest position. At most
-        `MAX_SORTED_ITEMS` items are sorted. 0: items come by ascending positions.
+        1: the best item comes first, and of equal ones, or of NaN, that at the smallest position. 0: items
+        come by ascending positions.
     largest : int
         1; 0 selects the smallest, where NaN ranks above all others, too. Of equal scores those at the
         smallest positions are selected.
@@ -717,8 +716,6 @@ def check_topk_items(a: TopkItemsArguments) -> None:
     TOPK.integer("sorted", a.sorted, 0, 1)
     if k > width:
         raise TOPK.fail("indices", f"at most {width} columns", k)
-    if a.sorted == 1 and k > MAX_SORTED_ITEMS:
-        raise TOPK.fail("indices", f"at most {MAX_SORTED_ITEMS} columns", k)
     TOPK.integer("largest", a.largest, 0, 1)
     TOPK.row_table("candidates", a.candidates, a.logits, torch.int64, width)
     TOPK.memory(a)

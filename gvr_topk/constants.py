@@ -141,9 +141,6 @@ MAX_TIMEOUT_NS = 86400000000000
 HEADER_WORDS = 3
 """Words of 8 bytes in which ranks have to agree."""
 
-MAX_SORTED_ITEMS = 8192
-"""Most selected items of a row that a GPU sorts in one launch."""
-
 MAX_RANKED_TOKENS = 1024
 """Most tokens of a row that a GPU ranks by their log-probabilities."""
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from gvr_topk.arguments import TOPK, Checks, TopkItemsArguments
-from gvr_topk.constants import MAX_ROWS, MAX_SORTED_ITEMS, MAX_WIDTH
+from gvr_topk.constants import MAX_ROWS, MAX_WIDTH
 from gvr_topk.contract import DTYPES
 from gvr_topk.ops import launch
 
@@ -90,8 +90,7 @@ def topk(
     largest : bool, default True
         If false, the `k` smallest, for which a GPU makes a float32 copy first.
     sorted : bool, default True
-        Order items by value, the best first, and then by index. If false, by index alone, which saves time:
-        much of it for more than `MAX_SORTED_ITEMS` items, which ``torch.sort`` sorts.
+        Order items by value, the best first, and then by index. If false, by index alone, which saves time.
     out : tuple of two Tensors, optional
         Where values and indices are copied to, of exactly their dtypes; tensors without elements are resized.
     index_dtype : torch.dtype, default torch.int64
@@ -342,11 +341,7 @@ def _items(scores: Tensor, k: int, largest: bool, sorted: bool) -> tuple[Tensor,
     """Select items along the last dimension with the op; returns values and int64 indices."""
     rows = _rows(scores)
     values = rows.new_empty(rows.shape[0], k)
-    indices = _select(rows, k, largest, sorted and k <= MAX_SORTED_ITEMS, values)
-    if sorted and k > MAX_SORTED_ITEMS:
-        # The smallest index stands first, so a stable sort of the values leaves equal ones in order.
-        by_value = _order(values, 1, largest)
-        values, indices = values.gather(1, by_value), indices.gather(1, by_value)
+    indices = _select(rows, k, largest, sorted, values)
     if scores.dim() == 2:
         return values, indices
     shape = (*scores.shape[:-1], k)

@@ -44,7 +44,6 @@ NUMBERS = {
     "kPeerCells": "Cells of 8 bytes of the records of all ranks that such a CTA receives.",
     "kMaxTimeoutNs": "Longest time that an exchange waits for a rank, in nanoseconds: a day.",
     "kHeaderWords": "Words of 8 bytes in which ranks have to agree.",
-    "kMaxSortedItems": "Most selected items of a row that a GPU sorts in one launch.",
     "kMaxRankedTokens": "Most tokens of a row that a GPU ranks by their log-probabilities.",
     "kFlagPdl": "Flag: launch with programmatic stream serialization.",
     "kFlagQuantileGuess": "Flag: the paper's kernel guesses a quantile of the hinted values, not their mean.",

@@ -53,9 +53,13 @@ void topk_items(const TopkItemsArguments& a) {
   const CallTarget target(device);
   const bool reverses = a.largest == 0;
   if (reverses) items.reversed_stride = (int64_t{items.width} + 3) / 4 * 4;
-  const GivenTensor workspace = make_workspace(rows * items.reversed_stride + count + rows, device);
-  if (reverses) items.reversed = static_cast<float*>(workspace.data_ptr());
-  auto* const positions = static_cast<int32_t*>(workspace.data_ptr()) + rows * items.reversed_stride;
+  const int64_t reversed_words = rows * items.reversed_stride;
+  const int64_t sort_words = (static_cast<int64_t>(sort_space_bytes(items)) + 15) / 16 * 4;
+  const GivenTensor workspace = make_workspace(sort_words + reversed_words + count + rows, device);
+  auto* const words = static_cast<int32_t*>(workspace.data_ptr());
+  if (sort_words > 0) items.sort_space = words;
+  if (reverses) items.reversed = reinterpret_cast<float*>(words + sort_words);
+  int32_t* const positions = words + sort_words + reversed_words;
   items.positions = positions;
   items.lengths = positions + count;
   require_launched(launch_preparation(items, target.stream));

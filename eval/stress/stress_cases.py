@@ -173,6 +173,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("noise-32768x48", 32_768, 48, row_slot=True, **_NOISE),
     Configuration("topk-131072x8", 131_072, 8, **_TOPK),
     Configuration("topk-50257x40", 50_257, 40, k=50, aligned=False, **_TOPK),
+    Configuration("topk-40000x3", 40_000, 3, k=20_000, **_TOPK),
 )
 """Every kernel, dtype and optional argument; decode has what the last step left, as integrations do."""
 

@@ -65,11 +65,17 @@ def run_items(rows: int, width: int, ks: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 300])
 def test_items_of_any_number(rows: int) -> None:
     run_items(rows, 20_000, (1, 31, 32, 33, 128, 129, 512, 513, 1024, 1025, 2048, 2049, 4096, 4097, 8192))
+    run_items(rows, 20_000, (8193, 20_000))
+
+
+def test_items_of_more_rows_than_are_sorted_at_once() -> None:
+    run_items(1030, 8200, (8193,))
 
 
 @pytest.mark.sanitizer
 def test_items_of_short_rows() -> None:
     run_items(3, 4200, (1, 32, 40, 200, 700, 1100, 2100, 4100))
+    run_items(2, 8300, (8200,))
 
 
 @BOTH

@@ -40,6 +40,9 @@ cudaError_t launch_sharded(const ShardedParams& params, cudaStream_t stream);
 // kernel before it ends.
 cudaError_t launch_topk_items(const TopkItemsParams& params, cudaStream_t stream);
 
+// How many bytes such a launch needs at `sort_space`: 0 if one CTA sorts the items of a row.
+size_t sort_space_bytes(const TopkItemsParams& params);
+
 // Launches the kernel that makes what the selection of these items needs: lengths, and reversed scores if
 // they have a place.
 cudaError_t launch_preparation(const TopkItemsParams& params, cudaStream_t stream);

@@ -275,9 +275,6 @@ struct ShardedParams {
   Dtype dtype;
 };
 
-// Most items of a row that are sorted: what the registers of a CTA hold.
-constexpr int32_t kMaxSortedItems = 8192;
-
 // The parameters of a launch that gives values and indices of selected items.
 struct TopkItemsParams {
   const void* scores;  // [rows, width], inner stride 1, `scores_stride` elements between rows
@@ -290,7 +287,8 @@ struct TopkItemsParams {
   float* reversed;  // [rows, width] or null: numbers to select the smallest scores by, from the largest down
   int64_t reversed_stride;
   int32_t rows, width, k;
-  bool sorted;  // the best items come first, at most kMaxSortedItems; or all by ascending positions
+  bool sorted;       // the best items come first, or items by ascending positions
+  void* sort_space;  // for a sort of many items (`sort_space_bytes`)
   Dtype dtype;
 };
 

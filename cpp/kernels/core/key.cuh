@@ -51,7 +51,7 @@ constexpr int kInvariantBits = sizeof(T) == 4              ? 0
                                : std::is_same_v<T, __half> ? 13
                                                            : 16;
 
-GVR_DEVICE int invariant_bits(Dtype dtype) {
+__host__ __device__ constexpr int invariant_bits(Dtype dtype) {
   return dtype == Dtype::kFloat32 ? 0 : dtype == Dtype::kFloat16 ? kInvariantBits<__half> : 16;
 }
 

@@ -2,9 +2,10 @@
 // by ascending position, so a stable sort leaves equal values in the order of their positions.
 //
 // Grid: a CTA for each row (`sort_items`), a warp for each row of few items (`sort_few`), or a thread for
-// each item that stays where it is (`list_items`). Ahead of the selection a thread for each row writes its
-// length, or where the smallest are selected, CTAs for each row make numbers to select by, too
-// (`prepare_selection`).
+// each item that stays where it is (`list_items`). Of rows of more items than a CTA sorts, a thread for each
+// item makes a number (`number_items`), CUB sorts the numbers of many rows at once, and `list_items` follows.
+// Ahead of the selection a thread for each row writes its length, or where the smallest are selected, CTAs
+// for each row make numbers to select by, too (`prepare_selection`).
 #pragma once
 
 #include <cub/block/block_radix_sort.cuh>
@@ -16,9 +17,9 @@
 
 namespace gvr_topk::topk_items {
 
-constexpr int kFew = 32, kFewThreads = 128, kListThreads = 256;
-constexpr int kPrepareThreads = 256, kPrepareChunk = 16 * kPrepareThreads;
+constexpr int kFew = 32, kFewThreads = 128, kListThreads = 256, kPrepareChunk = 16 * kListThreads;
 constexpr int kRadixBits = 4;
+constexpr int kMostSorted = 8192;        // by one CTA, in registers
 constexpr uint32_t kLast = 0xffffffffu;  // ranks behind every number
 
 // The items of one row, by their places. A position outside of the row is an item of index -1 and value NaN
@@ -27,8 +28,8 @@ struct RowItems {
   const TopkItemsParams& p;
   int64_t row;
 
-  GVR_DEVICE int32_t position(int place) const {
-    const int32_t at = p.positions[row * p.k + place];
+  GVR_DEVICE int32_t position(int place) const { return checked(p.positions[row * p.k + place]); }
+  GVR_DEVICE int32_t checked(int32_t at) const {
     return static_cast<uint32_t>(at) < static_cast<uint32_t>(p.width) ? at : -1;
   }
 
@@ -70,12 +71,12 @@ GVR_DEVICE float reversed(uint32_t key) {
 }
 
 // Each row has `chunks` CTAs, or if that is 0 a thread that writes its length.
-static __global__ void __launch_bounds__(kPrepareThreads)
+static __global__ void __launch_bounds__(kListThreads)
     prepare_selection(const __grid_constant__ TopkItemsParams p, int chunks) {
   ptx::grid_take_over();
   const int thread = static_cast<int>(threadIdx.x);
   if (chunks == 0) {
-    const int64_t row = int64_t{blockIdx.x} * kPrepareThreads + thread;
+    const int64_t row = int64_t{blockIdx.x} * kListThreads + thread;
     if (row < p.rows) p.lengths[row] = p.width;
     return;
   }
@@ -85,19 +86,9 @@ static __global__ void __launch_bounds__(kPrepareThreads)
   const int end = min(first + kPrepareChunk, p.width);
   if (first == 0 && thread == 0) p.lengths[items.row] = p.width;
 #pragma unroll 4
-  for (int i = first + thread; i < end; i += kPrepareThreads) {
+  for (int i = first + thread; i < end; i += kListThreads) {
     to[i] = reversed(order_key(p.dtype, items.bits(i)));
   }
-}
-
-static __global__ void __launch_bounds__(kListThreads) list_items(const __grid_constant__ TopkItemsParams p) {
-  ptx::grid_take_over();
-  const int64_t at = int64_t{blockIdx.x} * kListThreads + threadIdx.x;
-  const int64_t row = at / p.k;
-  if (row >= p.rows) return;
-  const RowItems items{p, row};
-  const int place = static_cast<int>(at - row * p.k);
-  items.write(place, items.position(place));
 }
 
 static __global__ void __launch_bounds__(kFewThreads) sort_few(const __grid_constant__ TopkItemsParams p) {
@@ -173,6 +164,37 @@ __global__ void __launch_bounds__(kSortThreads) sort_items(const __grid_constant
     const int place = kSortThreads * i + thread;
     if (place < p.k) items.write(place, position[i]);
   }
+}
+
+// The number of an item: its row, its `rank_key`, and its position. Numbers ascend in the order of the
+// output, and a stable sort need not look at positions.
+constexpr int kPositionBits = 22, kRowShift = kPositionBits + 32, kMostRows = 1 << (64 - kRowShift);
+constexpr uint32_t kPositionMask = (1u << kPositionBits) - 1;
+static_assert(kMaxWidth <= kPositionMask, "-1 is the number of no position");
+
+// Numbers `count` items of rows from `first` on.
+static __global__ void __launch_bounds__(kListThreads)
+    number_items(const __grid_constant__ TopkItemsParams p, int first, int64_t count, uint64_t* numbers) {
+  ptx::grid_take_over();
+  const int64_t at = int64_t{blockIdx.x} * kListThreads + threadIdx.x, row = at / p.k;
+  if (at >= count) return;
+  const RowItems items{p, first + row};
+  const int32_t position = items.position(static_cast<int>(at - row * p.k));
+  numbers[at] = static_cast<uint64_t>(row) << kRowShift |
+                static_cast<uint64_t>(items.rank_key(position)) << kPositionBits |
+                (static_cast<uint32_t>(position) & kPositionMask);
+}
+
+// Writes them in the order of their sorted numbers, or if these are null by ascending positions.
+static __global__ void __launch_bounds__(kListThreads)
+    list_items(const __grid_constant__ TopkItemsParams p, int first, int64_t count, const uint64_t* numbers) {
+  ptx::grid_take_over();
+  const int64_t at = int64_t{blockIdx.x} * kListThreads + threadIdx.x, row = at / p.k;
+  if (at >= count) return;
+  const RowItems items{p, first + row};
+  const int place = static_cast<int>(at - row * p.k);
+  items.write(place, numbers == nullptr ? items.position(place)
+                                        : items.checked(static_cast<int32_t>(numbers[at] & kPositionMask)));
 }
 
 }  // namespace gvr_topk::topk_items
