@@ -3,12 +3,14 @@
 // every CUDA file with `-include`.
 //
 // A kernel meets these delays at two kinds of places. The wrappers of kernels/ptx/ call the macros of
-// kernels/ptx/macros.cuh, which are defined here; and `__syncthreads` is a macro from here on.
+// kernels/ptx/macros.cuh, which are defined here; and `__syncthreads` is a macro from here on. What CUB does
+// within is not delayed: ptxas finds no registers for its kernels with a call at each barrier.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cub/device/device_radix_sort.cuh>
 
 #include "chaos_modes.h"
 #include "registry.h"

@@ -53,6 +53,9 @@ TEXT = ".text."
 CODE_SECTIONS = (TEXT, ".nv.constant")
 """What a kernel is: its instructions, and its constants in banks of their own."""
 
+CUB = "_ZN3cub"
+"""How the names of kernels begin that come out of CUB."""
+
 FATBIN_MAGIC = (0xBA55ED50).to_bytes(4, "little")
 _FATBIN = re.compile(r"^Fatbin elf code:\n=+\narch = (?P<arch>\S+)$", re.MULTILINE)
 _FUNCTION = re.compile(
@@ -169,13 +172,14 @@ def _demangle(names: set[str]) -> dict[str, str]:
 
 
 def inspect(library: Path = LIBRARY) -> list[KernelUse]:
-    """Resource use of every kernel of a library, sorted by kernel, then in the order of `ARCHITECTURES`."""
+    """Resource use of this project's kernels, sorted by kernel, then in the order of `ARCHITECTURES`."""
     if not library.is_file():
         raise InspectError(f"library: wanted a built CUDA library, got none at {library}")
     found = [
         (arch, function, len(code[TEXT + function["name"]]))
         for arch, used, code in _binaries(library)
         for function in _FUNCTION.finditer(used)
+        if not function["name"].startswith(CUB)
     ]
     shown = _demangle({function["name"] for _, function, _ in found})
     uses = []
@@ -237,7 +241,7 @@ def _chosen_kernels(binaries: list[Path], kernels: str) -> dict[Path, list[str]]
             symbols += [
                 (symbol["st_size"], symbol.name, binary, str(index))
                 for index, symbol in enumerate(table.iter_symbols())
-                if symbol["st_info"]["type"] == "STT_FUNC" and not symbol.name.startswith("$")
+                if symbol["st_info"]["type"] == "STT_FUNC" and not symbol.name.startswith(("$", CUB))
             ]
     shown = _demangle({name for _, name, _, _ in symbols})
     smallest = {}
