@@ -368,8 +368,8 @@ def _by_sorting(scores: Tensor, k: int, largest: bool, ascending: bool) -> Tenso
     """Indices of the `k` best elements along the last dimension, int64: ascending, or the best first."""
     if k == 0 or scores.numel() == 0:
         return torch.empty((*scores.shape[:-1], k), dtype=torch.int64, device=scores.device)
-    best = _order(scores, -1, largest)[..., :k]
-    return _sorted(best, -1, False)[0] if ascending else best
+    best = _order(scores, largest)[..., :k]
+    return _sorted(best, False)[0] if ascending else best
 
 
 def op_serves(scores: Tensor, k: int) -> bool:
@@ -424,8 +424,8 @@ def _best_of_pieces(rows: Tensor, k: int, largest: bool) -> Tensor:
     return torch.cat((candidates, rest), 1)
 
 
-def _order(values: Tensor, dim: int, largest: bool) -> Tensor:
-    """Indices that sort values, the best first and equal ones as they stand."""
+def _order(values: Tensor, largest: bool) -> Tensor:
+    """Indices that sort rows, the best value first and equal ones as they stand."""
     if values.is_floating_point():
         # CUDA sorts short rows by the bits of their elements, where some NaN lie outside of all numbers. So
         # integers are sorted that rank as the numbers do, NaN above all; the sum turns -0.0 into +0.0.
@@ -433,19 +433,19 @@ def _order(values: Tensor, dim: int, largest: bool) -> Tensor:
         bits = (values + 0.0).view(kind)
         most = torch.iinfo(kind).max
         values = (bits ^ (bits >> 8 * bits.element_size() - 1 & most)).masked_fill_(values != values, most)
-    return _sorted(values, dim, largest)[1]
+    return _sorted(values, largest)[1]
 
 
-def _sorted(values: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
-    """Sort values stably; returns them and where they stood."""
+def _sorted(values: Tensor, descending: bool) -> tuple[Tensor, Tensor]:
+    """Sort rows stably; returns their values and where they stood."""
     # A compiled sort that was fused with its neighbours has left the row on a GPU, so it stays an operator.
     if torch.compiler.is_compiling():  # pragma: no mutate: a CPU sorts alike either way
-        return _opaque_sort(values, dim, descending)
-    return _stable_sort(values, dim, descending)
+        return _opaque_sort(values, descending)
+    return _stable_sort(values, descending)
 
 
-def _stable_sort(values: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
-    found = torch.sort(values.contiguous(), dim=dim, descending=descending, stable=True)
+def _stable_sort(values: Tensor, descending: bool) -> tuple[Tensor, Tensor]:
+    found = torch.sort(values.contiguous(), descending=descending, stable=True)
     return found.values, found.indices
 
 
@@ -453,7 +453,7 @@ _opaque_sort = torch.library.custom_op("gvr_topk::stable_sort", _stable_sort, mu
 
 
 @_opaque_sort.register_fake
-def _(values: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
+def _(values: Tensor, descending: bool) -> tuple[Tensor, Tensor]:
     values = torch.empty_like(values, memory_format=torch.contiguous_format)
     return values, torch.empty_like(values, dtype=torch.int64)
 

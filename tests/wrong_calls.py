@@ -373,10 +373,7 @@ WRONG_ITEMS: list[Row] = [
     ("values: wanted shape [2, 3], got [2, 4]", f32(2, 4)),
     ("values: wanted contiguous rows, got strides (4, 1)", f32(2, 3, strides=(4, 1))),
     *each("sorted", "0 to 1", -1, 2),
-    (
-        "indices: wanted at most 64 columns, got 65",
-        {"values": None, "indices": i64(2, 65)},
-    ),
+    ("indices: wanted at most 64 columns, got 65", {"values": None, "indices": i64(2, 65)}),
     *each("largest", "0 to 1", -1, 2),
     ("candidates: wanted shape [2, 64], got [2, 3]", i64(2, 3)),
     ("candidates: wanted dtype int64, got int32", i32(2, 64)),

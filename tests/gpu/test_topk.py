@@ -72,6 +72,12 @@ def test_items_of_more_rows_than_are_sorted_at_once() -> None:
     run_items(1030, 8200, (8193,))
 
 
+def test_more_items_than_are_sorted_at_once() -> None:
+    given = torch.randn(33, 1 << 21, device="cuda", generator=draw(3)).round(decimals=3) + 0.0
+    found, wanted = topk(given, 1 << 21), given.sort(1, descending=True, stable=True)
+    assert torch.equal(found.values, wanted.values) and torch.equal(found.indices, wanted.indices)
+
+
 @pytest.mark.sanitizer
 def test_items_of_short_rows() -> None:
     run_items(3, 4200, (1, 32, 40, 200, 700, 1100, 2100, 4100))
@@ -79,13 +85,16 @@ def test_items_of_short_rows() -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("width", "ks"), [(5000, (1, 50, 129, 1025, 4097, 4999, 5000)), (40_000, (2048, 9000))]
 )
-def test_the_sort_of_any_number_of_items(width: int, ks: tuple[int, ...], kind: str, largest: bool) -> None:
-    """PyTorch sorts rows of different lengths with different kernels, some of which compare bits."""
-    rows = rows_of(kind, width).cuda()
+def test_the_sort_of_any_number_of_items(
+    width: int, ks: tuple[int, ...], kind: str, dtype: torch.dtype, largest: bool
+) -> None:
+    """Different kernels sort rows of different lengths, and for float64 some of PyTorch's compare bits."""
+    rows = rows_of(kind, width).cuda().to(dtype)
     for k in ks:
         check(rows, k, largest=largest)
         check(rows[:1], k, largest=largest)
@@ -168,6 +177,18 @@ def test_a_replayed_graph_selects_afresh_and_nothing_waits_for_the_device(k: int
         graph.replay()
         for got, wanted in zip(captured, all_of(given, k), strict=True):
             assert torch.equal(got, wanted)
+
+
+def test_a_replayed_graph_sorts_many_items_afresh() -> None:
+    given, graph = torch.randn(20, 9500, device="cuda", generator=draw(7)), torch.cuda.CUDAGraph()
+    with never_waiting():
+        topk(given, 9000)
+    with torch.cuda.graph(graph):
+        captured = topk(given, 9000)
+    given.copy_(torch.randn(20, 9500, device="cuda", generator=draw(8)).round(decimals=2))
+    graph.replay()
+    for got, wanted in zip(captured, topk(given, 9000), strict=True):
+        assert torch.equal(got, wanted)
 
 
 @BOTH

@@ -36,11 +36,11 @@ cudaError_t launch_verify(const VerifyParams& params, cudaStream_t stream);
 // start while the kernel before it ends.
 cudaError_t launch_sharded(const ShardedParams& params, cudaStream_t stream);
 
-// Launches the kernel that gives values and indices of selected items; with few rows it may start while the
-// kernel before it ends.
+// Launches the kernels that give values and indices of selected items; with few rows the first may start
+// while the kernel before it ends.
 cudaError_t launch_topk_items(const TopkItemsParams& params, cudaStream_t stream);
 
-// How many bytes such a launch needs at `sort_space`: 0 if one CTA sorts the items of a row.
+// How many bytes such a launch needs at `sort_space`: 0 unless the items of many rows are sorted at once.
 size_t sort_space_bytes(const TopkItemsParams& params);
 
 // Launches the kernel that makes what the selection of these items needs: lengths, and reversed scores if

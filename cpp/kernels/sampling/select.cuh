@@ -201,11 +201,12 @@ GVR_DEVICE uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& tot
 // What one thread has found of its elements, from a limit `least` on and from a lower limit `low` on.
 struct MassSums {
   uint64_t all, listed;          // masses of all, and of those from `least` on
-  uint64_t steps, inside;        // at which there are elements from `low` on, and such below `least`
+  uint64_t steps, inside;        // steps at which there are elements from `low` on, and such below `least`
   uint32_t count, count_inside;  // elements from `least` on, and from `low` to there
 };
 
-// How many of a thread's elements are expected from `low` on, or that nobody asks.
+// How many of a thread's elements are expected from `low` on: few, so that a branch leaves out most vectors,
+// or many, so that none does; or that nobody asks.
 enum class Listing { kNone, kFew, kMany };
 
 // Adds up the masses of this thread's elements, or of those from `floor` on if there is one (`kFloor`).

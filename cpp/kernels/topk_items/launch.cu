@@ -16,7 +16,7 @@ cudaError_t sort(const TopkItemsParams& params, const LaunchTarget& target) {
   return launch_kernel<sort_items<kSortThreads, kEach>>(config, params);
 }
 
-// Of CTAs that have so many threads.
+// A grid that has so many threads or a few more.
 LaunchConfig config_of(int64_t threads, const LaunchTarget& target) {
   const auto ctas = static_cast<uint32_t>((threads + kListThreads - 1) / kListThreads);
   return LaunchConfig(dim3(ctas), dim3(kListThreads), 0, 1, target);
@@ -32,9 +32,7 @@ struct ManyItems {
   int64_t numbers;  // of them
 
   explicit ManyItems(const TopkItemsParams& p)
-      : params(p),
-        rows(std::min({p.rows, kMostRows, std::max(kMost / p.k, 1)})),
-        numbers(int64_t{rows} * p.k) {}
+      : params(p), rows(std::min({p.rows, kMostRows, kMost / p.k})), numbers(int64_t{rows} * p.k) {}
 
   // Sorts numbers, or if `space` is null stores how many bytes CUB needs.
   cudaError_t sort(void* space, size_t& bytes, cub::DoubleBuffer<uint64_t>& of, int64_t count,
@@ -54,6 +52,8 @@ struct ManyItems {
   cudaError_t launch(const LaunchTarget& target) const {
     auto* const space = static_cast<uint64_t*>(params.sort_space);
     size_t bytes = cub_bytes();
+    // CUB has no code for this GPU if it cannot say what it needs.
+    if (space == nullptr || bytes == 0) return cudaErrorInvalidDeviceFunction;
     cudaError_t status = cudaSuccess;
     for (int first = 0; first < params.rows && status == cudaSuccess; first += rows) {
       const int64_t count = int64_t{std::min(rows, params.rows - first)} * params.k;
@@ -73,7 +73,8 @@ struct ManyItems {
 size_t sort_space_bytes(const TopkItemsParams& params) {
   if (!params.sorted || params.k <= topk_items::kMostSorted) return 0;
   const topk_items::ManyItems items(params);
-  return 2 * sizeof(uint64_t) * items.numbers + items.cub_bytes();
+  const size_t of_cub = items.cub_bytes();
+  return of_cub == 0 ? 0 : 2 * sizeof(uint64_t) * items.numbers + of_cub;
 }
 
 cudaError_t launch_preparation(const TopkItemsParams& params, cudaStream_t stream) {
