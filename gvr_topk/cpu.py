@@ -1,4 +1,7 @@
-"""The ops on a CPU: the contract, by sorting. They make no guess, and keep the state as CUDA does."""
+"""The ops on a CPU: the contract, by sorting. They make no guess, and keep the state as CUDA does.
+
+All arguments are checked already.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,6 @@ from gvr_topk.arguments import (
     PrefillArguments,
     PrefillSliceArguments,
     TopkItemsArguments,
-    check_blocks,
-    check_decode,
-    check_in_blocks,
-    check_prefill,
-    check_prefill_slice,
-    check_topk_items,
 )
 from gvr_topk.constants import (
     FLAG_CLAMP_PAGES,
@@ -103,7 +100,6 @@ def _visible_lengths(a: DecodeArguments | BlocksArguments | InBlocksArguments, w
 
 def decode(a: DecodeArguments) -> None:
     """Serve one call of the decode op; CPU tensors only."""
-    check_decode(a)
     rows, width = a.logits.shape
     if rows == 0:
         return
@@ -226,7 +222,6 @@ def _write_positions(a: PrefillArguments | PrefillSliceArguments, positions: Ten
 
 def prefill(a: PrefillArguments) -> None:
     """Serve one call of the prefill op; CPU tensors only."""
-    check_prefill(a)
     rows, width = a.logits.shape
     if rows == 0:
         return
@@ -251,7 +246,6 @@ def prefill_slice(a: PrefillSliceArguments) -> None:
     The first word of a row's carry holds the number of its pairs in the lower 32 bits, and in the upper ones
     the key of its k-th score, or 0 if there are fewer pairs. A pair is a key above a position.
     """
-    check_prefill_slice(a)
     rows, width = a.logits.shape
     if rows == 0:
         return
@@ -292,7 +286,6 @@ def _rows_of_blocks(a: BlocksArguments | InBlocksArguments) -> tuple[Tensor, Ten
 
 def blocks(a: BlocksArguments) -> None:
     """Serve one call of the op that chooses blocks; CPU tensors only."""
-    check_blocks(a)
     if a.logits.shape[0] == 0:
         return
     logits, lengths = _rows_of_blocks(a)
@@ -304,7 +297,6 @@ def blocks(a: BlocksArguments) -> None:
 
 def in_blocks(a: InBlocksArguments) -> None:
     """Serve one call of the op that selects in given blocks; CPU tensors only."""
-    check_in_blocks(a)
     if a.logits.shape[0] == 0:
         return
     logits, lengths = _rows_of_blocks(a)
@@ -314,7 +306,6 @@ def in_blocks(a: InBlocksArguments) -> None:
 
 def topk_items(a: TopkItemsArguments) -> None:
     """Serve one call of the op that selects items; CPU tensors only."""
-    check_topk_items(a)
     if a.indices.numel() == 0:
         return
     scores, k = a.logits.detach(), a.indices.shape[1]

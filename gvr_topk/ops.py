@@ -78,7 +78,7 @@ class Op(NamedTuple):
     checks: Checks  # has the name of the public function, which is the op's too unless `suffix` follows it
     arguments: type[Any]  # from which the schema is made
     check: Callable[[Any], None]  # refuses wrong arguments, in a traced call too
-    cpu: Callable[[Any], None]  # serves a call on a CPU
+    cpu: Callable[[Any], None]  # serves a call on a CPU, whose arguments are checked
     usual: int = 0
     """Number of arguments, the first ones, that the op's overload ``usual`` has; 0: there is none. Arguments
     that are left out cost host time, too, so most calls run this overload."""
@@ -103,15 +103,17 @@ class Op(NamedTuple):
         """
         qualified = f"gvr_topk::{self.name}" + (f".{overload}" if overload else "")
         torch.library.define(qualified, schema(self.arguments, count))
-        for register, serve in (
-            (torch.library.impl(qualified, "CPU"), self.cpu),
-            (torch.library.register_fake(qualified), self.check),
-        ):
-            register(functools.partial(self._serve, serve))
+        torch.library.impl(qualified, "CPU")(self._on_cpu)
+        torch.library.register_fake(qualified)(self._traced)
         return getattr(getattr(torch.ops.gvr_topk, self.name), overload or "default")
 
-    def _serve(self, serve: Callable[[Any], None], *given: Any, **options: Any) -> None:
-        serve(self.arguments(*given, **options))
+    def _traced(self, *given: Any, **options: Any) -> None:
+        self.check(self.arguments(*given, **options))
+
+    def _on_cpu(self, *given: Any, **options: Any) -> None:
+        arguments = self.arguments(*given, **options)
+        self.check(arguments)
+        self.cpu(arguments)
 
 
 OPS = (

@@ -92,7 +92,6 @@ def check_sharded(a: ShardedArguments) -> None:
 
 
 def _on_cpu(a: ShardedArguments) -> None:
-    check_sharded(a)
     raise SHARDED.fail("logits", "a tensor on a GPU", a.logits.device)
 
 

@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -397,17 +395,11 @@ def topk_logprobs(logits: Tensor, n: int, sampled: Tensor) -> TopkLogprobs:
     return results
 
 
-def _on_cpu(check: Callable[[Any], None], serve: Callable[[Any], None], arguments: Any) -> None:
-    """Serve a call on a CPU."""
-    check(arguments)
-    serve(arguments)
-
-
-for _checks, _kind, _check, _serve in (
-    (SAMPLE, SampleArguments, check_sample, reference.sample),
-    (APPLY_LIMITS, ApplyLimitsArguments, check_apply_limits, reference.apply_limits_),
-    (RENORM, RenormArguments, check_renorm, reference.renorm),
-    (TOPK_LOGPROBS, TopkLogprobsArguments, check_topk_logprobs, reference.topk_logprobs),
-    (VERIFY, VerifyArguments, check_verify, reference.verify),
+for _op in (
+    Op(SAMPLE, SampleArguments, check_sample, reference.sample),
+    Op(APPLY_LIMITS, ApplyLimitsArguments, check_apply_limits, reference.apply_limits_),
+    Op(RENORM, RenormArguments, check_renorm, reference.renorm),
+    Op(TOPK_LOGPROBS, TopkLogprobsArguments, check_topk_logprobs, reference.topk_logprobs),
+    Op(VERIFY, VerifyArguments, check_verify, reference.verify),
 ):
-    register(Op(_checks, _kind, _check, functools.partial(_on_cpu, _check, _serve)))
+    register(_op)
