@@ -47,13 +47,13 @@ class PatchRefused(RuntimeError):
     """The installed TensorRT-LLM is not one that the table describes."""
 
 
-def refusal(version: str, finding: Finding) -> str:
+def refusal(finding: Finding) -> str:
     """Return the message of a refusal: what was found, which point does not fit, and what to do."""
     keys = "our YAML keys are ignored"
     if finding.point.module == LLM_ARGS:  # its classes are to take our keys
         keys = "a YAML file with our keys may be rejected"
     return (
-        f"found TensorRT-LLM {version}; {finding}. "
+        f"found TensorRT-LLM {version()}; {finding}. "
         f"Serving continues with TensorRT-LLM's own top-k, and {keys}. "
         f"Use a version from {SUPPORTED}, or set GVR_TOPK_DISABLE=1 to silence this."
     )

@@ -14,8 +14,8 @@ import logging
 import os
 import site
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -93,19 +93,19 @@ class _Integration:
         for point in (CONFIG, ARGS):
             finding = check_live(point, module)
             if not finding.good:
-                self._refuse(refusal(version(), finding))
+                self._refuse(refusal(finding))
                 return
         try:
             llm_config.apply(module, self.keys, self.note)
         except Exception as error:  # TensorRT-LLM must start even if its classes do not take our keys
             self.keys.rollback()
-            self._refuse(refusal(version(), _failure(CONFIG, error)))
+            self._refuse(refusal(_failure(CONFIG, error)))
             return
         self.done.add(module.__name__)
         if not self.refused and not environment.disabled():
             bad = inspect_engine(root_of_engine(), {LLM_ARGS: module}).bad
             if bad:
-                self._refuse(refusal(version(), bad[0]))
+                self._refuse(refusal(bad[0]))
             else:
                 self._connect_sampler({})
 
@@ -123,26 +123,18 @@ class _Integration:
         loaded = {name: sys.modules[name] for name in (LLM_ARGS, TOP_K) if name in sys.modules}
         inspection = inspect_engine(root_of_engine(), {**loaded, module.__name__: module})
         shape = inspection.shape
-        try:
+        with self._refusing(shape.indexer_call):
             if inspection.bad:
-                raise PatchRefused(refusal(version(), inspection.bad[0]))
+                raise PatchRefused(refusal(inspection.bad[0]))
             self._patch_layers(shape, module)
-        except PatchRefused as error:
-            self._refuse(str(error))
-        except Exception as error:
-            self._refuse(refusal(version(), _failure(shape.indexer_call, error)))
-        else:
             self.done.add(module.__name__)
 
     def _patch_layers(self, shape: UpstreamShape, module: ModuleType) -> None:
         from gvr_topk.integrations.tensorrt_llm.hook import LayerHook
 
         self.hook = hook = LayerHook(self.counters, self.say)
-        for point, wrap in (
-            (shape.indexer_call, hook.wrap_indexer),
-            (shape.metadata_prepare, hook.wrap_prepare),
-        ):
-            self.layers.wrap(module, point.name, wrap)
+        self.layers.wrap(module, shape.indexer_call.name, hook.wrap_indexer)
+        self.layers.wrap(module, shape.metadata_prepare.name, hook.wrap_prepare)
         if shape.has_top_k:
             self.layers.wrap(importlib.import_module(TOP_K), shape.top_k_decode.name, hook.wrap_top_k)
         elif check_live(shape.op, module).status == "ok":
@@ -178,17 +170,23 @@ class _Integration:
 
         finding = check_live(shape.op, module)
         if finding.status != "ok":
-            raise PatchRefused(refusal(version(), finding))
+            raise PatchRefused(refusal(finding))
         self.layers.wrap(torch, shape.op.name.removeprefix("torch."), hook.wrap_op)
 
     def _replace_late_op(self, shape: UpstreamShape, module: ModuleType, hook: LayerHook) -> None:
         """Replace an op that was not registered yet when the DSA module was imported."""
-        try:
+        with self._refusing(shape.op):  # the op of another version may be anything
             self._replace_op(shape, module, hook)
+
+    @contextmanager
+    def _refusing(self, point: PatchPoint) -> Iterator[None]:
+        """Turn an error of patching, at this point unless the error names another, into a refusal."""
+        try:
+            yield
         except PatchRefused as error:
             self._refuse(str(error))
-        except Exception as error:  # the op of another version may be anything
-            self._refuse(refusal(version(), _failure(shape.op, error)))
+        except Exception as error:
+            self._refuse(refusal(_failure(point, error)))
 
     def _refuse(self, reason: str) -> None:
         self.refused = reason
@@ -281,7 +279,7 @@ def _outlook(root: Path, inspection: Inspection, watching: bool, arch: int | Non
     if environment.disabled():
         return f"nothing: {environment.DISABLE} is set; our YAML keys are accepted and ignored"
     if _integration.refused or inspection.bad:
-        return f"refused: {_integration.refused or refusal(version(), inspection.bad[0])}"
+        return f"refused: {_integration.refused or refusal(inspection.bad[0])}"
     try:
         asked = environment.user_mode(environment.ENABLE_TRTLLM)
     except ValueError as error:
