@@ -209,23 +209,20 @@ class RequestSlots:
         self._step = 0
         self._batch: tuple[Hashable | None, ...] = ()  # requests of the last `set_rows`
         self._members: set[Hashable] = set()  # the same, without those released since
-        self._view = self.row_slot  # of the rows of the last `set_rows`
-        self._rows: Tensor | None = None  # result of that call; None once a request was released
+        self._rows = self.row_slot  # result of that call, if there was one
+        self._can_repeat = False  # whether there was, and no request was released since
         self._in_rows: list[int] = []  # first elements of `row_slot` on the device; the others are -1
         # The lowest slot is given first: kernels request low slots before they know which slot is the row's.
         self._free = list(range(num_slots))
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of a view would be a tensor of its own: views are made again, of the copied tensors.
-        rows = None if self._rows is None else len(self._rows)
-        return self.__dict__ | {"_layers": {}, "_pinned": None, "_rows": rows, "_view": None}
+        return self.__dict__ | {"_layers": {}, "_pinned": None, "_rows": len(self._rows)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        rows = state["_rows"]
         self.__dict__ |= state
         self._pinned = self._pinned_buffers()
-        self._view = self.row_slot if rows is None else self.row_slot[:rows]
-        self._rows = None if rows is None else self._view
+        self._rows = self.row_slot[: state["_rows"]]
 
     def _pinned_buffers(self) -> _PinnedBuffers | None:
         return _PinnedBuffers(self.row_slot.shape[0]) if self.device.type == "cuda" else None
@@ -344,7 +341,7 @@ class RequestSlots:
         _check_ids(_checks("release"), "request_id", (request_id,))
         slot = self._slots.pop(request_id, None)
         if slot is not None:
-            self._rows = None
+            self._can_repeat = False
             self._members.discard(request_id)
             self._idle.pop(request_id, None)
             heapq.heappush(self._free, slot)
@@ -396,9 +393,9 @@ class RequestSlots:
             slots = [slot for slot in slots for _ in range(next_n)]
         if slots != self._in_rows:
             self._write_rows(slots)
-        if self._view.shape[0] != rows:
-            self._view = self.row_slot[:rows]
-        self._rows = self._view
+        if self._rows.shape[0] != rows:
+            self._rows = self.row_slot[:rows]
+        self._can_repeat = True
         return self._rows
 
     def repeat_rows(self) -> Tensor | None:
@@ -409,8 +406,9 @@ class RequestSlots:
         Tensor or None
             Result of the last `set_rows`. None if it was never called, or if a request was released since.
         """
-        if self._rows is not None:
-            self._step += 1
+        if not self._can_repeat:
+            return None
+        self._step += 1
         return self._rows
 
     def accept(self, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
