@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
-from functools import partial
+from contextlib import ExitStack
 from operator import attrgetter
 from typing import Any
 
 _ABSENT = object()
 
 
-class Transaction:
-    """Records how to undo each change as it is made."""
+class Transaction(ExitStack):
+    """Records how to undo each change as it is made.
 
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+    `rollback` undoes everything, newest first; one failing undo does not keep the others from running.
+    """
 
-    def __len__(self) -> int:
-        return len(self._undo)
-
-    def add_first(self, undo: Callable[[], None]) -> None:
-        """Record an undo that runs after all others, including those recorded later."""
-        self._undo.insert(0, undo)
+    rollback = ExitStack.close
 
     def set_attribute(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute; the undo removes it if the owner only inherited it before."""
         before = vars(owner).get(name, _ABSENT)
-        self._change(before, value, partial(setattr, owner, name), partial(delattr, owner, name))
+        setattr(owner, name, value)
+        if before is _ABSENT:
+            self.callback(delattr, owner, name)
+        else:
+            self.callback(setattr, owner, name, before)
 
     def wrap(self, module: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         """Replace what a dotted name means in a module by `wrap` of it."""
@@ -37,21 +36,8 @@ class Transaction:
     def set_item(self, mapping: MutableMapping[Any, Any], key: Any, value: Any) -> None:
         """Set an entry of a mapping."""
         before = mapping.get(key, _ABSENT)
-        self._change(before, value, partial(mapping.__setitem__, key), partial(mapping.__delitem__, key))
-
-    def _change(
-        self, before: Any, value: Any, put: Callable[[Any], None], remove: Callable[[], None]
-    ) -> None:
-        put(value)
-        self._undo.append(remove if before is _ABSENT else partial(put, before))
-
-    def rollback(self) -> None:
-        """Undo everything, newest first; one failing undo does not keep the others from running."""
-        errors = []
-        while self._undo:
-            try:
-                self._undo.pop()()
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        mapping[key] = value
+        if before is _ABSENT:
+            self.callback(mapping.__delitem__, key)
+        else:
+            self.callback(mapping.__setitem__, key, before)

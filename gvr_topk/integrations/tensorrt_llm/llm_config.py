@@ -41,6 +41,9 @@ def apply(module: ModuleType, transaction: Transaction, note: Note) -> None:
     """
     config: type[BaseModel] = getattr(module, CONFIG.name)
     args: type[BaseModel] = getattr(module, ARGS.name)
+    copies = [config, *_containing(config, args)]
+    # On the way back the fields are restored first, then the same classes are rebuilt.
+    transaction.callback(_rebuild, copies)
     if SWITCH not in config.model_fields:
         text = "Exact Guess-Verify-Refine top-k in the decode indexer (gvr_topk)."
         _add_field(config, SWITCH, bool, Field(default=False, description=text), transaction)
@@ -67,10 +70,7 @@ def apply(module: ModuleType, transaction: Transaction, note: Note) -> None:
         note_options(getattr(self, SECTION, None))
 
     transaction.set_attribute(args, "__setstate__", __setstate__)
-    rebuild = [config, *_containing(config, args)]
-    # On the way back the fields are restored first, then the same classes are rebuilt.
-    transaction.add_first(lambda: _rebuild(rebuild))
-    _rebuild(rebuild)
+    _rebuild(copies)
     if TypeAdapter(config).validate_python({SWITCH: False}).model_dump()[SWITCH] is not False:
         raise RuntimeError(f"{CONFIG.name} did not take the field {SWITCH}")
 
