@@ -14,7 +14,7 @@ import functools
 import torch
 from torch import Tensor
 
-from gvr_topk.contract import DTYPES
+from gvr_topk.integrations._kit.replacement import readable
 from gvr_topk.integrations._kit.verify import NOWHERE, PADDING, Selected
 from gvr_topk.integrations.sglang.hook import NotServedError, Served
 from gvr_topk.integrations.sglang.row_state import Requests
@@ -209,7 +209,7 @@ def _positions_in_table(
 def check_scores(score: Tensor) -> None:
     """Refuse scores that our ops do not take, before anything is allocated."""
     _check_device(score.device)
-    if score.dtype not in DTYPES or score.dim() != 2 or score.stride(1) != 1:
+    if not readable(score):
         raise NotServedError(f"scores of {score.dtype} with strides {score.stride()}")
 
 

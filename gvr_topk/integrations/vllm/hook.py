@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gvr_topk.contract import DTYPES
 from gvr_topk.integrations._kit.counters import ORIGINAL, OURS
 from gvr_topk.integrations._kit.device import capturing
 from gvr_topk.integrations._kit.environment import METRICS_DIR_VLLM, Mode
 from gvr_topk.integrations._kit.log import Say, one_line
+from gvr_topk.integrations._kit.replacement import readable
 from gvr_topk.integrations._kit.signatures import argument, check_object
 from gvr_topk.integrations._kit.verify import Selected, Verifier
 from gvr_topk.integrations.vllm.backend import BackendSwitch, backend_of
@@ -163,10 +163,8 @@ class LayerHook:
         reason = self._switch.reason_against(getattr(stage, "_backend", None))
         if reason:
             return reason
-        logits = call.logits
-        plain = logits.dim() == 2 and logits.stride(1) == 1 and logits.dtype in DTYPES
         integers = call.seq_lens.dtype == torch.int32 and call.topk_indices.dtype == torch.int32
-        return "" if plain and integers else "layout"
+        return "" if integers and readable(call.logits) else "layout"
 
     def _rows(self, call: Call, layer: str | None) -> Rows | None:
         """Return which request each row of a call belongs to; None if that is not known."""

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from gvr_topk.carry import PrefillCarry
 from gvr_topk.constants import MAX_WIDTH
-from gvr_topk.contract import DTYPES
 from gvr_topk.integrations._kit.device import capturing
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import Say
 from gvr_topk.integrations._kit.op_in_place import OpInPlace
-from gvr_topk.integrations._kit.replacement import Replacement
+from gvr_topk.integrations._kit.replacement import Replacement, readable
 from gvr_topk.integrations._kit.verify import Selected
 from gvr_topk.integrations.vllm.backend import BackendSwitch
 from gvr_topk.integrations.vllm.metrics import CallMetrics
@@ -148,9 +147,7 @@ class PrefillHook(Replacement[PrefillCall]):
 def _served(call: PrefillCall) -> bool:
     """Whether the op takes tensors like these."""
     logits, indices = call.logits, call.indices
-    if logits.dim() != 2 or indices.dim() != 2 or logits.dtype not in DTYPES:
-        return False
-    if logits.stride() != (call.stride0, call.stride1) or call.stride1 != 1:
+    if not readable(logits) or logits.stride() != (call.stride0, call.stride1) or indices.dim() != 2:
         return False
     for tensor in (call.rowStarts, call.rowEnds, indices):
         if tensor.dtype != torch.int32 or tensor.stride(-1) != 1 or tensor.shape[0] < call.numRows:
