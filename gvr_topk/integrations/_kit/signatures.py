@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -63,29 +63,26 @@ def check_live(point: PatchPoint, module: ModuleType) -> Finding:
     """Check one point against a loaded module."""
     if point.kind == "op":
         return _check_op(point)
-    if point.kind == "instance":
-        return Finding(point, "later", "checked at the first step")
     if point.kind == "function":
-        function = getattr(module, point.name, None)
-        if not callable(function):
-            return Finding(point, "missing", f"wanted a function {point.name}, got none")
-        return _check_callable(point, function)
+        return _check_callable(point, getattr(module, point.name, None))
     owner_name, _, method = point.name.partition(".")
     owner = getattr(module, owner_name, None)
     if not isinstance(owner, type):
         return Finding(point, "missing", f"wanted a class {owner_name}, got none")
-    if not method:
-        return Finding(point, "ok")
-    function = getattr(owner, method, None)
+    return _check_callable(point, getattr(owner, method, None)) if method else Finding(point, "ok")
+
+
+def _check_callable(point: PatchPoint, function: Any) -> Finding:
     if not callable(function):
-        return Finding(point, "missing", f"wanted a method {method}, got none")
-    return _check_callable(point, function)
-
-
-def _check_callable(point: PatchPoint, function: Callable[..., Any]) -> Finding:
+        return _missing(point)
     parameters = inspect.signature(function).parameters.values()
     plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return compare(point, [p.name for p in plain], [p.name for p in plain if p.default is p.empty])
+
+
+def _missing(point: PatchPoint) -> Finding:
+    name = point.name.rpartition(".")[2]
+    return Finding(point, "missing", f"wanted a {point.kind} {name}, got none")
 
 
 def check_object(point: PatchPoint, instance: Any) -> Finding:
@@ -176,40 +173,39 @@ class Checker:
             return Finding(point, "later", "no source file; checked when it is loaded")
         return self._check_source(point)
 
-    def files(self, module: str, submodule: str) -> list[Path]:
-        """Source files in which a class of `module` may be defined; empty where there is no source."""
-        return [place for place in self._places(module, submodule) if place.is_file()]
-
-    def find_class(self, files: list[Path], name: str) -> ast.ClassDef | None:
-        for file in files:
-            owner: ast.ClassDef | None = _definition(self.tree(file).body, name, ast.ClassDef)
+    def find_class(self, point: PatchPoint) -> ast.ClassDef | None:
+        """Return the definition of a point's class; None where there is none, or no source."""
+        name = point.name.partition(".")[0]
+        for file in filter(Path.is_file, self._places(point)):
+            owner: ast.ClassDef | None = _definition(self._tree(file).body, name, ast.ClassDef)
             if owner is not None:
                 return owner
         return None
 
-    def tree(self, file: Path) -> ast.Module:
+    def _tree(self, file: Path) -> ast.Module:
         """A source file, parsed."""
         if file not in self.trees:
             self.trees[file] = ast.parse(file.read_text(encoding="utf-8"))
         return self.trees[file]
 
-    def _places(self, module: str, submodule: str) -> list[Path]:
+    def _places(self, point: PatchPoint) -> list[Path]:
+        """Files that may define what a point names."""
         assert self.root is not None
-        base = self.root.joinpath(*module.split(".")[1:])
-        return [base.with_suffix(".py"), base / f"{submodule}.py", base / "__init__.py"]
+        base = self.root.joinpath(*point.module.split(".")[1:])
+        return [base.with_suffix(".py"), base / f"{point.submodule}.py", base / "__init__.py"]
 
     def _check_source(self, point: PatchPoint) -> Finding:
-        files = self.files(point.module, point.submodule)
+        places = self._places(point)
+        files = list(filter(Path.is_file, places))
         if not files:
-            places = self._places(point.module, point.submodule)
             if any(place.with_suffix(".pyc").is_file() for place in places):
                 return Finding(point, "later", "no source file; checked when it is loaded")
             return Finding(point, "missing", f"wanted the module {point.module}, got none")
         if point.kind == "function":
-            body = self.tree(files[0]).body
+            body = self._tree(files[0]).body
             return self._check_function(point, _definition(body, point.name, ast.FunctionDef))
         owner_name, _, method = point.name.partition(".")
-        owner = self.find_class(files, owner_name)
+        owner = self.find_class(point)
         if owner is None:
             return Finding(point, "missing", f"wanted a class {owner_name}, got none")
         if not method:
@@ -218,8 +214,7 @@ class Checker:
 
     def _check_function(self, point: PatchPoint, function: ast.FunctionDef | None) -> Finding:
         if function is None:
-            name = point.name.rpartition(".")[2]
-            return Finding(point, "missing", f"wanted a {point.kind} {name}, got none")
+            return _missing(point)
         arguments = function.args
         # A class that is loaded does not show the first parameter of its class methods.
         positional = [a.arg for a in arguments.posonlyargs + arguments.args if a.arg != "cls"]

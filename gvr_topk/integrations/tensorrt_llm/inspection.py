@@ -77,8 +77,7 @@ def inspect_engine(root: Path | None, loaded: Mapping[str, ModuleType] | None = 
 
 def knows_key(root: Path) -> bool:
     """Whether the engine's sources have ``enable_heuristic_topk`` as a key of their own."""
-    checker = Checker(root, {})
-    owner = checker.find_class(checker.files(LLM_ARGS, ""), CONFIG.name)
+    owner = Checker(root, {}).find_class(CONFIG)
     return owner is not None and any(
         isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == SWITCH
         for node in owner.body
