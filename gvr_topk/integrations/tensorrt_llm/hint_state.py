@@ -21,6 +21,7 @@ from gvr_topk.constants import (
 )
 from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations._kit.counters import Counters, Measured
+from gvr_topk.integrations._kit.device import capturing
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.signatures import check_object
 from gvr_topk.integrations.tensorrt_llm.upstream import MANAGER_OBJECT
@@ -285,8 +286,7 @@ class HintState:
         if id(metadata) not in self._accepted:
             self._accepted = {key: kept for key, kept in self._accepted.items() if kept[0]() is not None}
         self._accepted[id(metadata)] = (weakref.ref(metadata), accepted)
-        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if self.next_state is None and not capturing:
+        if self.next_state is None and not capturing(self.device):
             shape = (self.requests.words.shape[0], self.max_rows, STATE_FLOATS)
             with torch.inference_mode(False):
                 self.next_state = torch.full(shape, STATE_UNKNOWN, dtype=torch.float32, device=self.device)
