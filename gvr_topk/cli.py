@@ -251,7 +251,7 @@ def _variables() -> list[tuple[str, str]]:
     """Environment variables that are set, with the one that a validated YAML sets for worker processes."""
     rows = environment.describe()
     published = os.environ.get(environment.YAML)
-    if published is not None and environment.YAML not in dict(rows):
+    if published is not None:
         rows.append((environment.YAML, f"{published}: what a validated YAML asks for"))
     return rows
 
