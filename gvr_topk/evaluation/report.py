@@ -126,18 +126,16 @@ def describe_outcome(result: ReplayResult) -> list[str]:
     exact = sum(record.exact for record in result.records)
     paper = sum(record.paper_exact for record in result.records)
     of_paper = f", the paper's four phases {paper} of {count} steps" if result.variants else ""
+    ran = f"its kernels on {result.device}"
+    if result.device == "cpu":
+        ran = "its CPU implementation: no kernel ran (--device cuda runs them)"
     return [
         f"gate: {_count_words(record.gate for record in result.records)}",
         f"op: {_count_words(record.op_stats.reason.name.lower() for record in result.records)}",
         f"exact: op on every path {exact} of {count} steps{of_paper}",
         "oracle: a sort in NumPy, which shares no code with the op",
-        f"the op ran {_where(result)}",
+        f"the op ran {ran}",
     ]
-
-
-def _where(result: ReplayResult) -> str:
-    cpu = "its CPU implementation: no kernel ran (--device cuda runs them)"
-    return cpu if result.device == "cpu" else f"its kernels on {result.device}"
 
 
 def save_json(result: ReplayResult, folder: Path) -> Path:
@@ -155,13 +153,11 @@ def save_plots(result: ReplayResult, folder: Path) -> list[Path]:
     if result.variants:
         plots.append(("passes", _plot_passes, 3))
     # The object interface and not pyplot: no global state and no display is needed.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     paths = []
     for name, draw, columns in plots:
         figure = Figure(figsize=(8.0, 4.6), layout="constrained")
-        FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
