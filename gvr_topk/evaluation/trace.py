@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,6 @@ class TraceError(ValueError):
     """A trace file that cannot be used; the message says what was wanted and what was got."""
 
 
-@runtime_checkable
 class ScoreSource(Protocol):
     """Consecutive decode steps of one layer, each a row of scores.
 
@@ -56,11 +56,11 @@ class Trace:
     W: npt.NDArray[np.floating]  # ``[steps, heads]``: weight of each head at each decode step
     name: str  # short label for reports (the file's stem)
     path: Path  # where the arrays came from
-    _keys: npt.NDArray[np.float32] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _keys(self) -> npt.NDArray[np.float32]:
         # Every step multiplies by all keys, so they are widened once and not once a step.
-        object.__setattr__(self, "_keys", np.ascontiguousarray(self.K, dtype=np.float32))
+        return np.ascontiguousarray(self.K, dtype=np.float32)
 
     @property
     def steps(self) -> int:
