@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gvr_topk.integrations._kit.replacement import Replacement, empty_limits, readable
+from gvr_topk.integrations._kit.transaction import Transaction
 from gvr_topk.integrations._kit.verify import Differs
 from gvr_topk.integrations.vllm.upstream import MASKS, SAMPLE
 from gvr_topk.sampling import apply_limits_, arithmetic, sample
@@ -224,15 +225,10 @@ class MasksHook(Replacement[MaskCall]):
 @contextmanager
 def native_noise(sampler: Any) -> Iterator[None]:
     """Keep vLLM from kernels that draw with another noise, and have no token to compare."""
-    names = ("use_flashinfer", "use_xpu_sampler")
-    before = {name: getattr(sampler, name) for name in names}
-    try:
-        for name in names:
-            setattr(sampler, name, False)
+    with Transaction() as changes:
+        changes.set_attribute(sampler, "use_flashinfer", False)
+        changes.set_attribute(sampler, "use_xpu_sampler", False)
         yield
-    finally:
-        for name, value in before.items():
-            setattr(sampler, name, value)
 
 
 def _agree(call: SampleCall, ours: Tensor, theirs: Tensor) -> bool:
