@@ -23,7 +23,7 @@ def change_op(monkeypatch: Any, module: Any, name: str, change: Callable[[Any], 
     monkeypatch.setattr(module, name, run)
 
 
-def fail(found: object) -> None:
+def fail(*_: object, **__: object) -> None:
     """Fail as an op does that finds no room."""
     raise RuntimeError("no room\nfor this launch")
 

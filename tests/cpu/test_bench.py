@@ -6,6 +6,7 @@ import itertools
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -93,9 +94,7 @@ class TestCellRun:
         assert measured["exact"] is not broken
 
     def test_error_is_a_result(self) -> None:
-        def prepare(chain: Chain) -> Prepared:
-            raise RuntimeError("out of memory\nmore")
-
+        prepare = Mock(side_effect=RuntimeError("out of memory\nmore"))
         measured = self.run().measure(Implementation("torch", prepare))
         assert (measured["cold_us"], measured["exact"]) == (None, False)
         assert measured["note"] == "RuntimeError: out of memory"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -293,11 +294,7 @@ def test_doctor_checks_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 1
     said = f"not exact: {what} differ from torch.sort"
     assert result.stdout.splitlines()[-1] == f"verdict: not ready: {said}"
-
-    def fail(*_: object) -> None:
-        raise LibraryError("no kernel\nimage")
-
-    monkeypatch.setattr(cli, "indexer_topk_decode", fail)
+    monkeypatch.setattr(cli, "indexer_topk_decode", Mock(side_effect=LibraryError("no kernel\nimage")))
     result = run("doctor", "--check")
     assert result.exit_code == 1 and result.stdout.endswith(f"failed: {what}: no kernel image\n")
 
@@ -313,18 +310,12 @@ def test_doctor_checks_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_ends_a_command_is_one_line(
     error: BaseException, ended: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: object) -> bool:
-        raise error
-
-    monkeypatch.setattr(replay_command, "run", fail)
+    monkeypatch.setattr(replay_command, "run", Mock(side_effect=error))
     assert run("replay") == ended
 
 
 def test_doctor_without_the_compiled_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(**_: object) -> None:
-        raise LibraryError("no policy")
-
-    monkeypatch.setattr(cli, "can_use_heuristic", missing)
+    monkeypatch.setattr(cli, "can_use_heuristic", Mock(side_effect=LibraryError("no policy")))
     assert json.loads(run("doctor", "--json").stdout)["paths"]["gate and plan"] == "not available: no policy"
 
 

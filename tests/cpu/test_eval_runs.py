@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from eval_fakes import HOOK_LINE, run_record
@@ -49,12 +50,7 @@ def test_a_run_is_recorded_and_not_done_again(tmp_path: Path, capsys: Said) -> N
 
 
 def test_one_failure_does_not_end_the_others(tmp_path: Path, capsys: Said) -> None:
-    def broken(text: str) -> dict[str, Any]:
-        raise ReportError("no score")
-
-    def faulty(text: str) -> dict[str, Any]:
-        raise TypeError("null")
-
+    broken, faulty = (Mock(side_effect=error) for error in (ReportError("no score"), TypeError("null")))
     false = ("/bin/false",)
     outcome = _execute(
         tmp_path, _run(tmp_path, 1, command=false), _run(tmp_path, 2, measure=broken), _run(tmp_path, 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -125,21 +125,17 @@ def test_what_the_hook_has_seen_is_not_missed(
     assert not Hook.missed and capsys.readouterr().err == ""
 
 
-def fail(error: BaseException, name: str) -> None:
-    raise error
-
-
 @pytest.mark.parametrize("error", [SystemExit("no licence"), ValueError("odd"), GeneratorExit()])
 def test_an_error_of_the_callback_stops_no_import(
     error: BaseException, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Hook.callback = functools.partial(fail, error)
+    Hook.callback = Mock(side_effect=error)
     assert importlib.import_module(WATCHED).value == 7
     assert capsys.readouterr().err == f"gvr_topk: not active: {type(error).__name__}: {error}\n"
 
 
 def test_an_interrupt_passes() -> None:
-    Hook.callback = functools.partial(fail, KeyboardInterrupt())
+    Hook.callback = Mock(side_effect=KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         importlib.import_module(WATCHED)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -262,12 +263,9 @@ def test_a_number_of_another_kind_is_ignored_and_said_once(telling, monkeypatch,
 
 
 def test_an_error_while_noting_is_said_and_harmless(telling, monkeypatch):
-    def broken(self, metadata):
-        raise KeyError("odd")
-
     engine = Engine(hooked(monkeypatch), mtp=True)
     (request,) = started(engine, 1)
-    monkeypatch.setattr(HintState, "note_accepted", broken)
+    monkeypatch.setattr(HintState, "note_accepted", Mock(side_effect=KeyError("odd")))
     engine.step([], [request], next_n=2, accepted=[1])
     (line,) = lines_of("warning")
     assert "mtp_num_accepted is not used: KeyError" in line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -146,10 +147,7 @@ class TestCalls:
 
     def test_an_engine_that_fails_where_we_do_not(self) -> None:
         verifier, lines, _ = self.verifier(1)
-
-        def fail() -> None:
-            raise RuntimeError("no kernel\nfor this")
-
+        fail = Mock(side_effect=RuntimeError("no kernel\nfor this"))
         for _ in range(2):
             verifier.check("decode", fail, self.SELECTED)
         assert lines == ["not verified: Engine's own decode: RuntimeError: no kernel for this"]

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -627,7 +628,7 @@ def test_an_op_that_fails_falls_back_alone_and_for_good(serving, log, monkeypatc
     runner = Runner()
     request = runner.add("a", 300)
     assert_exact(runner.step([request]), runner.topk)
-    monkeypatch.setattr(module, op, lambda *args, **kwargs: fail(args))
+    monkeypatch.setattr(module, op, fail)
     for prompt in "bc":
         step = runner.step([request], [runner.add(prompt, 200)])
         assert_exact(step, runner.topk, ours=kind != "")
@@ -742,10 +743,7 @@ def test_modules_that_are_loaded_before_are_patched_and_restored(log):
 
 
 def test_register_never_raises(log, monkeypatch):
-    def fail(engine):
-        raise OSError("odd")
-
-    monkeypatch.setattr(Engine, "outlook", fail)
+    monkeypatch.setattr(Engine, "outlook", Mock(side_effect=OSError("odd")))
     with monkeypatch.context() as without:
         without.setattr(sys, "path", [path for path in sys.path if path != str(FAKE)])
         integration.register()
@@ -798,7 +796,7 @@ def test_metric_in_vllms_registry(log, monkeypatch, tmp_path):
 def test_metrics_that_cannot_be_kept_cost_nothing_else(log, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("GVR_TOPK_VLLM_METRICS_DIR", str(tmp_path / "file" / "missing"))
-    monkeypatch.setattr(plugin.CallMetrics, "open", lambda self: (_ for _ in ()).throw(ValueError("taken")))
+    monkeypatch.setattr(plugin.CallMetrics, "open", Mock(side_effect=ValueError("taken")))
     integration.register()
     serve()
     assert "no metric in vLLM's registry: taken" in log[0]
@@ -808,10 +806,7 @@ def test_metrics_that_cannot_be_kept_cost_nothing_else(log, monkeypatch, tmp_pat
 
 def test_a_metric_whose_file_fails_is_given_up(serving, log, monkeypatch):
     """Several API servers share files, and a folder may go or be full while calls are served."""
-
-    def no_file(*labels):
-        raise OSError("no space left")
-
+    no_file = Mock(side_effect=OSError("no space left"))
     monkeypatch.setattr(plugin._integration.metrics._metric, "labels", no_file)
     serve()
     assert calls() == {(OURS, "hint"): 2}
@@ -825,7 +820,7 @@ def test_the_metrics_file_goes_on_behind_an_error(serving, monkeypatch, tmp_path
     runner = Runner()
     request = runner.add("a", 300)
     runner.step([request])
-    monkeypatch.setattr(hook_module, "indexer_topk_decode", lambda *args, **kwargs: fail(args))
+    monkeypatch.setattr(hook_module, "indexer_topk_decode", fail)
     for _ in range(3):
         runner.step([request])
     (file,) = tmp_path.glob("*.prom")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -81,10 +82,7 @@ def test_kernels_that_cannot_run_have_a_reason(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_library_that_cannot_be_asked_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise LibraryError("no policy")
-
-    monkeypatch.setattr(policy, "policy_library", fail)
+    monkeypatch.setattr(policy, "policy_library", Mock(side_effect=LibraryError("no policy")))
     monkeypatch.setattr(policy, "library_status", lambda: LOADED)
     _set_gpu(monkeypatch, (9, 0))
     assert policy.no_kernels_reason() == "no policy"

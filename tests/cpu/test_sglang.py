@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import sglang_base as base
@@ -311,10 +312,8 @@ class TestLeftToSGLang:
     """What the ops cannot serve is SGLang's own result, with one line for each reason."""
 
     def test_prefill_without_a_kernel(self, sglang: SGLang, lines: Any, monkeypatch: Any) -> None:
-        def fail(device: torch.device) -> None:
-            raise transforms.NotServedError("compute capability 8.0, wanted 9.0 or later")
-
-        monkeypatch.setattr(transforms, "_check_device", fail)
+        reason = "compute capability 8.0, wanted 9.0 or later"
+        monkeypatch.setattr(transforms, "_check_device", Mock(side_effect=transforms.NotServedError(reason)))
         sglang.load()
         starts, lengths, _ = windows()
         score = scores(len(starts))
@@ -323,7 +322,6 @@ class TestLeftToSGLang:
             got = metadata.topk_transform(score, K, ks=starts)
         assert torch.equal(got, shifted(base.chosen(score, lengths, K, starts), starts))
         assert CALLS["fast_topk_transform_ragged_fused"] == 3
-        reason = "compute capability 8.0, wanted 9.0 or later"
         assert lines("left to SGLang") == [f"fast_topk_transform_ragged_fused left to SGLang: {reason}"]
 
     def test_scores_that_the_ops_do_not_take(self, sglang: SGLang, lines: Any) -> None:
@@ -340,12 +338,8 @@ class TestLeftToSGLang:
 
     def test_memory_that_ends_is_told_once(self, sglang: SGLang, lines: Any, monkeypatch: Any) -> None:
         """Although each error names other numbers of bytes."""
-        sizes = iter(range(9))
-
-        def fail(*args: Any, **options: Any) -> None:
-            raise torch.OutOfMemoryError(f"{next(sizes)} MiB are free")
-
-        monkeypatch.setattr(transforms, "indexer_topk_decode", fail)
+        errors = (torch.OutOfMemoryError(f"{size} MiB are free") for size in range(9))
+        monkeypatch.setattr(transforms, "indexer_topk_decode", Mock(side_effect=errors))
         sglang.load()
         for _ in range(3):
             sglang.kernel.fast_topk_v2(scores(2), lengths_of([9, WIDTH]), K)
@@ -355,7 +349,7 @@ class TestLeftToSGLang:
     def test_an_error_switches_one_function_off(self, sglang: SGLang, lines: Any, monkeypatch: Any) -> None:
         sglang.load()
         score, lengths = scores(2), lengths_of([9, WIDTH])
-        monkeypatch.setattr(transforms, "indexer_topk_decode", lambda *args, **options: fail(args))
+        monkeypatch.setattr(transforms, "indexer_topk_decode", fail)
         for _ in range(2):
             got = sglang.kernel.fast_topk_v2(score, lengths, K)
             assert torch.equal(got, base.chosen(score, lengths, K, None))

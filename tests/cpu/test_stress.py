@@ -3,9 +3,11 @@
 import itertools
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -296,9 +298,7 @@ class TestCommand:
     def test_an_error_is_reported_and_ends_with_status_1(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def fail(*positional: Any, **named: Any) -> None:
-            raise RuntimeError("an illegal memory access\nand more")
-
+        fail = Mock(side_effect=RuntimeError("an illegal memory access\nand more"))
         monkeypatch.setattr(stress_workload, "indexer_topk_decode", fail)
         out = tmp_path / "stress.json"
         done = command("--launches", "8", "--out", str(out))
@@ -340,14 +340,9 @@ class TestCommand:
     def test_a_device_that_hangs_ends_the_process_at_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def hang(*positional: Any) -> int:
-            raise Hang("the device did not finish within 60 s")
-
-        def ended(status: int) -> None:
-            raise SystemExit(status)
-
+        hang = Mock(side_effect=Hang("the device did not finish within 60 s"))
         monkeypatch.setattr(stress_run, "replay_beside", hang)
-        monkeypatch.setattr(stress.os, "_exit", ended)
+        monkeypatch.setattr(stress.os, "_exit", sys.exit)
         out = tmp_path / "stress.json"
         assert command("--out", str(out)).exit_code == 1
         assert json.loads(out.read_text())["failure"]["hang"]
