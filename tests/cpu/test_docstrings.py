@@ -1,18 +1,30 @@
-"""Docstrings of public functions say of each parameter what its signature and the ops' own tables say."""
+"""Examples run; docstrings say of each parameter what its signature and the ops' own tables say."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import inspect
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import gvr_topk
 from gvr_topk import distributed, sampling
 from gvr_topk.arguments import _arguments_of
 from tests.wrong_calls import CASES, OPS
+
+ROOT = Path(gvr_topk.__file__).parents[1]
+EXAMPLES = {
+    ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): text.count(">>> ")
+    for file in Path(gvr_topk.__file__).parent.rglob("*.py")
+    if ">>> " in (text := file.read_text())
+}
+"""How many lines of examples each module has."""
 
 FUNCTIONS = {
     f"{module.__name__}.{name}": getattr(module, name)
@@ -22,6 +34,12 @@ FUNCTIONS = {
 }
 SECTION = re.compile(r"^Parameters\n-+\n(.*?)(?=^\w[^\n]*\n---|\Z)", re.DOTALL | re.MULTILINE)
 PARAMETER = re.compile(r"^(\w[\w, ]*) : (.*)\n((?:[ \n].*\n?)*)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
+def test_examples(module: str) -> None:
+    tried = doctest.testmod(importlib.import_module(module), extraglobs={"torch": torch})
+    assert (tried.failed, tried.attempted) == (0, EXAMPLES[module])
 
 
 def documented(function: Callable[..., Any]) -> dict[str, tuple[str, str]]:

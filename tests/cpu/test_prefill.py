@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from rows import ROWS, WIDTH, in_windows, int32, scores
 from torch import Tensor
 
-from gvr_topk import indexer_topk_prefill, ops
+from gvr_topk import indexer_topk_prefill
 from gvr_topk.arguments import PrefillArguments
 from gvr_topk.constants import MAX_WIDTH, HintReason, StatsColumn
 from gvr_topk.contract import DTYPES, row_windows
@@ -208,11 +207,3 @@ def test_compiled_whole(backend: str) -> None:
         got, wanted = compiled(logits, starts, ends), chunk(logits, starts, ends)
         assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
         assert got[0].tolist() == shifted(in_windows(logits, starts, ends + 1, K), starts.tolist())
-
-
-# ---------------------------------------------------------------- the docstring and random values
-
-
-def test_the_examples_of_the_docstring() -> None:
-    failed, run = doctest.testmod(ops, extraglobs={"torch": torch})
-    assert failed == 0 and run > 0

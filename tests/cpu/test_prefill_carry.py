@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -16,8 +15,7 @@ from hypothesis import strategies as st
 from rows import ROWS, WIDTH, in_windows, int32, scores
 from torch import Tensor
 
-import gvr_topk
-from gvr_topk import PrefillCarry, carry, indexer_topk_prefill
+from gvr_topk import PrefillCarry, indexer_topk_prefill
 from gvr_topk.arguments import PrefillSliceArguments
 from gvr_topk.constants import FLAG_PDL, MAX_WIDTH
 from gvr_topk.contract import DTYPES
@@ -227,9 +225,3 @@ def test_compiled_whole(backend: str) -> None:
     for seed in range(2):
         got = compiled(scores(seed=seed), STARTS, ENDS, torch.empty(ROWS, K, dtype=torch.int32))
         assert (got - 1).tolist() == in_windows(scores(seed=seed), STARTS, ENDS, K)
-
-
-def test_the_examples_of_the_docstrings() -> None:
-    failed, run = doctest.testmod(carry)
-    assert failed == 0 and run > 0
-    assert gvr_topk.PrefillCarry is PrefillCarry

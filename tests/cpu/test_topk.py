@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -289,11 +288,6 @@ def test_a_dimension_that_is_not_there(call: Callable[..., Any]) -> None:
     for dim in (2, -3):
         with pytest.raises(IndexError, match="Dimension out of range"):
             call(ROWS, 1, dim)
-
-
-def test_examples_of_the_docstrings() -> None:
-    failed, run = doctest.testmod(torch_topk, extraglobs={"torch": torch})
-    assert (failed, run) == (0, 4)
 
 
 # ---------------------------------------------------------------- torch.topk
