@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#define __host__
 #define __device__
 #define __forceinline__ inline
 
